@@ -78,7 +78,7 @@ def test_a_tail_with_memory_resumes_with_equal_workers_only(tail: str) -> None:
         epochs.insert(0, digests(loader))
     with kdp.Loader(MEMORIES[tail](dealt()), reading_service=threads(2)()) as loader:
         resumed_everywhere(loader, states, epochs)
-    with pytest.raises(ValueError, match="taken with 2 workers, but there are 3"):
+    with pytest.raises(ValueError, match="taken with 2 workers, but this loader has 3"):
         kdp.Loader(MEMORIES[tail](dealt()), reading_service=threads(3)()).load_state_dict(states[1])
 
 

@@ -176,11 +176,13 @@ def reject(urls: str, **options: Any) -> Any:
 
 
 REJECTED: dict[str, Callable[[str], Any]] = {
-    "every worker the same stream, but `ResampledShards` draws": lambda urls: reject(urls, resampled=True),
+    "Every worker must read the same stream, but `ResampledShards` is seeded": lambda urls: reject(
+        urls, resampled=True
+    ),
     "`batched` makes batches": lambda urls: reject(urls).batched(4),
     "`rsample` draws anew": lambda urls: reject(urls).rsample(0.5),
     "`halve` may split the shards": lambda urls: reject(urls, nodesplitter=halve),
-    "`RandomMix` draws": lambda urls: wds.DataPipeline(wds.RandomMix([reject(urls)])),
+    "`RandomMix` is seeded": lambda urls: wds.DataPipeline(wds.RandomMix([reject(urls)])),
     "`DataLoader` has workers": lambda urls: wds.WebLoader(reject(urls), batch_size=None),
 }
 

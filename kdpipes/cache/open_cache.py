@@ -165,9 +165,9 @@ class CacheReaderMapDataPipe(MapPipe):
                 raise DataError(f"The cache {self._url!r} {rejection.reason}. {rejection.hint}")
             if found is None:
                 raise DataError(
-                    f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete. An "
-                    "epoch that reads all samples completes it, or, where its source is: "
-                    "`cached = chain.cache_on_disk(...)`, and then `cached.warm_up()`."
+                    f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete. "
+                    "Complete it on a machine that has its source: read a whole epoch, or call "
+                    "`chain.cache_on_disk(...).warm_up()`."
                 )
             self._samples = Shared(found)
         return self._samples.value
@@ -247,10 +247,10 @@ def store_in(url: str, storage_options: Mapping[str, Any] | None = None) -> Cach
     url = url.removeprefix("file://")
     layout = layout_in(url, Access(storage_options=storage_options))
     if layout is None:
-        hint = "`chain.cache_on_disk(...)` makes one, when a field of it is read."
+        hint = "`chain.cache_on_disk(...).warm_up()` makes one."
         if url.endswith(".zip"):
             hint = f"One that is packed, without its folder, opens as 'zip://::{url.rpartition('::')[2]}'."
-        raise FileNotFoundError(masked(f"There is no cache in {url!r}: no file {METADATA}. {hint}"))
+        raise FileNotFoundError(masked(f"There is no cache in {url!r}: the file {METADATA} is missing. {hint}"))
     if layout == "lmdb" and not is_local(url):
         hint = "Unpack it, or make it by `cache_on_disk(..., layout='files')`."
         raise ValueError(

@@ -180,7 +180,9 @@ class RedisStore(CacheStore):
                 weakref.finalize(self, self._client.close)
             return ask(self._client)
         except errors.AuthenticationError as error:
-            raise PermissionError(f"The redis server at {self._place()} rejects: {error}. See `url`.") from error
+            raise PermissionError(
+                f"The redis server at {self._place()} rejected the login: {error}. Check the password in `url`."
+            ) from error
         except (errors.ConnectionError, errors.TimeoutError) as error:
             if not self._goes_on:
                 reason = f"The redis server at {self._place()} cannot be reached: {error}"

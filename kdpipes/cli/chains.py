@@ -78,7 +78,9 @@ def doctor(chain: str, *, num_workers: int = 2, seconds: float = 5.0, measure: b
     if ":" not in chain:
         names = [f"{chain}:{name}" for name in chains_in(chain)]
         if not names:
-            raise ValueError(f"{chain} has no chain. Bind one to a name, or name a function that returns one.")
+            raise ValueError(
+                f"{chain} has no chain. Assign one to a variable, or name a function that returns one: `{chain}:make`."
+            )
         title = f"{chain} has {len(names)} chain{'' if len(names) == 1 else 's'}:"
         return Answer({"chains": names}, [title, *names])
     report = doctor(chain_of(chain), num_workers=num_workers, seconds=seconds, measure=measure)

@@ -186,7 +186,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         if self._num_batches is not None:
             return self._num_batches
         if self.has_lanes:
-            raise TypeError("a stream that is read in lanes has no length")
+            raise TypeError("`deal` does not know the length of a stream")
         num_batches: int = self._layout.num_batches(len(self.source), self.sharding().num_ranks)
         return num_batches
 

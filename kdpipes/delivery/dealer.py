@@ -176,8 +176,8 @@ class Dealer(Resumable):
         for cycler in Chain.of(self.source).pipes:
             if is_of_torchdata(cycler, "Cycler") and any(_draws(pipe) for pipe in Chain.of(cycler).pipes):
                 raise ChainError(
-                    "`.cycle()` reads a random pipe again, each worker in another order: samples would be lost "
-                    "and doubled. Put `.repeat_until(repetitions=...)` in its place."
+                    "`.cycle()` reads a random pipe again, each worker in another order: samples would be lost and "
+                    "duplicated. Use `.repeat_until(repetitions=...)` instead."
                 )
 
     def item_form(self) -> ItemForm | None:

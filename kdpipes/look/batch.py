@@ -224,7 +224,7 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
     """Return the images from which those of a batch were cropped."""
     if not any(batch.ctxs):
         raise ChainError(
-            "`crops` needs what was recorded: `.record_ctx()` before the transforms, and "
+            "`crops` needs recorded crops. Put `.record_ctx()` before the transforms, and write "
             "`.select(..., return_ctx=True)`."
         )
     if originals is not None:
@@ -234,8 +234,8 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
     source = None if chain is None else next(iter(Chain.of(chain).of_type(MapPipe)), None)
     if source is None or batch.keys is None:
         raise ChainError(
-            "`crops` needs the originals: give the chain, indexed, and batches with keys, "
-            '`select("x y key", return_ctx=True)`; or `originals=[...]`.'
+            "`crops` needs the original images. Pass an indexed chain as `source_datapipe` and select the keys, "
+            '`select("x y key", return_ctx=True)`; or pass `originals=[...]`.'
         )
     while isinstance(source, SampleMapper) and source.traits.gives == "items":
         source = source.source
@@ -246,7 +246,7 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
         sample = find_sample(key, source)
         if sample is None:
             raise ChainError(
-                f"The chain has no sample {key!r}: the batch is another chain's. Give the chain that it comes from, or "
+                f"The chain has no sample {key!r}, so it has not made this batch. Pass the chain that made it, or "
                 "`originals=[...]`."
             )
         found.append(original_of(sample, field))

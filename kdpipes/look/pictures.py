@@ -83,7 +83,9 @@ def image_grid(
 def as_picture(image: Any) -> Image.Image:
     """Return an image of any kind as an RGB Pillow image."""
     if isinstance(image, tuple | list):
-        raise TypeError("`images` must be images, but are tuples: of several views, show one at a time.")
+        raise TypeError(
+            "`images` must be images, but are tuples of views. Pass one view: `[views[0] for views in images]`."
+        )
     if isinstance(image, Image.Image):
         return image.convert("RGB")
     if hasattr(image, "to_pil"):
@@ -257,7 +259,7 @@ def _first_box(ctx: Mapping[str, Any], size: tuple[int, int]) -> Iterator[Box]:
 def _scaled(box: Mapping[str, Any], size: tuple[int, int], seen: tuple[int, int], *, is_mirrored: bool) -> Box:
     sides = [box["left"], box["top"], box["left"] + box["width"], box["top"] + box["height"]]
     if not all(isinstance(side, int) for side in sides):
-        raise TypeError(must_be("ctx", "that of one sample", dict(box), "Of a batch, `kdp.split_ctx(ctx)` makes them."))
+        raise TypeError(must_be("ctx", "the ctx of one sample", dict(box), "`kdp.split_ctx(ctx)` splits a batch's."))
     across, down = size[0] / seen[0], size[1] / seen[1]
     left, top, right, bottom = sides[0] * across, sides[1] * down, sides[2] * across, sides[3] * down
     return (size[0] - right, top, size[0] - left, bottom) if is_mirrored else (left, top, right, bottom)

@@ -49,8 +49,8 @@ class _Rule:
             if "truth value" not in str(error):
                 raise
             raise ValueError(
-                f"`keep` gets whole columns, `[{size}]`: write `&`, `|` and `~` in place of `and`, `or` and `not`, and "
-                "`numpy.where` in place of `if`."
+                f"`keep` must work on arrays `[{size}]`, because it gets whole columns. Write `&`, `|` and `~` instead "
+                "of `and`, `or` and `not`, and `numpy.where` instead of `if`."
             ) from error
         if mask.dtype != bool or mask.shape != (size,):
             raise TypeError(

@@ -86,7 +86,8 @@ class WeightedSamplerMapDataPipe(PlanPipe):
             self._temperature_of(0)
         if not redraw and self._is_changing():
             raise ValueError(
-                "`redraw=False` keeps the draw of epoch 0, so it cannot come with a function of the epoch."
+                "`redraw` must be True if `weights` or `temperature` is a function of the epoch, but is False instead. "
+                "Remove it, or pass fixed weights."
             )
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
         self._replacement = check_flag("replacement", replacement)

@@ -51,7 +51,7 @@ class PerClassTakerMapDataPipe(PlanPipe):
     ) -> None:
         super().__init__(source_datapipe)
         check_one_of(num_samples=num_samples, share=share)
-        rule, hint = "above 0.0 up to 1.0", "25 percent are 0.25."
+        rule, hint = "above 0.0 up to 1.0", "Write 25 % as 0.25."
         self._share = None if share is None else check_number("share", share, rule, math.ulp(0), 1, hint)
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
         self._choice_seed = None if seed is None else check_seed(seed)

@@ -51,7 +51,7 @@ class PercentTakerMapDataPipe(PlanPipe):
         ceil_to_index: bool = False,
     ) -> None:
         super().__init__(source_datapipe)
-        hint = "25 percent are 0.25."
+        hint = "Write 25 % as 0.25."
         self._begin = check_number("from_percent", from_percent, "a share from 0.0 to 1.0", 0, 1, hint)
         rule = f"a share from {self._begin} to 1.0"
         self._end = check_number("to_percent", to_percent, rule, self._begin, 1, hint)

@@ -290,7 +290,7 @@ def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
         if isinstance(value, Mapping):
             if names[place] not in value:
                 known = " ".join(map(str, value))
-                raise ChainError(f'Item {sample.index} has no {names[place]!r}. Name what it has: `fields="{known}"`.')
+                raise ChainError(f'Item {sample.index} has no entry {names[place]!r}. It has: `fields="{known}"`.')
             return value[names[place]]
         if isinstance(value, tuple | list):
             if len(value) != len(names):
@@ -300,7 +300,10 @@ def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
             return value[place]
         if len(names) == 1:
             return value
-        raise ChainError(f'Item {sample.index} is one {type(value).__name__}. Name it: `fields="x"`.')
+        kind = type(value).__name__
+        raise ChainError(
+            f'Item {sample.index} is a single {kind}, but `fields` has {len(names)} names. Use `fields="x"`.'
+        )
 
     return Lazy(pick, item, what=f"reading field {names[place]!r}", is_cheap=is_cheap)
 

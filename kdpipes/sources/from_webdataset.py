@@ -28,11 +28,12 @@ __all__ = ["WebDatasetReaderIterDataPipe"]
 _OPENERS = tuple(getattr(cache, name) for name in ("StreamingOpen", "FileCache") if hasattr(cache, name))  # not in 0.2
 _KEPT = ("bufsize", "initial", "handler")
 _SPLITTERS = (shardlists.split_by_node, shardlists.split_by_worker, shardlists.single_node_only)
+_MIXED = "Pass each dataset to `from_webdataset`, and `.mix()` them"
 _REJECTED_SOURCES: dict[type, str] = {
-    shardlists.ResampledShards: "draws shards by the clock (`resampled=True`). Use `resampled=False` and `.repeat()`",
-    shardlists.MultiShardSample: "draws shards by the clock. Make one of each dataset, and `.mix()` them",
-    mix.RandomMix: "draws by the clock. Make one of each dataset, and `.mix()` them",
-    mix.RoundRobin: "hides the pipelines that it joins. Make one of each dataset, and `.mix()` them",
+    shardlists.ResampledShards: "is seeded by the clock (`resampled=True`). Use `resampled=False` and `.repeat()`",
+    shardlists.MultiShardSample: f"is seeded by the clock. {_MIXED}",
+    mix.RandomMix: f"is seeded by the clock. {_MIXED}",
+    mix.RoundRobin: f"hides the pipelines that it combines. {_MIXED}",
     DataLoader: "has workers of its own. Give the dataset that it reads",
 }
 if hasattr(shardlists, "DirectoryShardList"):  # not in webdataset 0.2
@@ -123,7 +124,7 @@ def _reject(pipeline: DataPipeline) -> None:
         reason = next((text for kind, text in _REJECTED_SOURCES.items() if isinstance(stage, kind)), None)
         reason = reason or next((text for one, text in _REJECTED_FILTERS.items() if function is one), None)
         if reason is not None:
-            raise ChainError(f"`from_webdataset` gives every worker the same stream, but {_named(stage)} {reason}.")
+            raise ChainError(f"Every worker must read the same stream, but {_named(stage)} {reason}.")
         is_behind_splitters |= isinstance(stage, (filters.FilterFunction, *_OPENERS))
         if inspect.isroutine(_function_of(stage)) and not is_behind_splitters and not _is_splitter(stage):
             raise ChainError(

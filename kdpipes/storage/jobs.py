@@ -193,8 +193,8 @@ def _raise_if_failed(job: Any, future: Future[Any], what: str) -> None:
         is_error, payload = future.result()
     except BrokenProcessPool as error:
         raise WorkerError(
-            f"A worker process has died while {what}: at {job}, or at a job that was under way beside it. Where it was "
-            "killed, memory may have been short: use fewer workers."
+            f"A worker process has died while {what}, at {job} or at another job that was running. If the system "
+            "killed it, memory has run out: use fewer workers."
         ) from error
     except Exception as error:
         add_note(error, _note(what, job))

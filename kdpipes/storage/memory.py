@@ -69,7 +69,9 @@ class MappedFiles:
         try:
             status = os.stat(path)  # noqa: PTH116 - of each read
             if status.st_size != num_bytes:
-                raise DataError(f"{path!r} should have {num_bytes} bytes, but has {status.st_size}: it has been cut.")
+                raise DataError(
+                    f"{path!r} should have {num_bytes} bytes, but has {status.st_size}. Write or copy it again."
+                )
             if start < 0 or start + size > num_bytes:
                 raise DataError(f"{path!r} has {num_bytes} bytes, but {size} are due at offset {start}.")
             self._count(size)

@@ -129,7 +129,7 @@ def finished_index(folder: Path, header: Header, number: int) -> ShardIndex | No
         raise DataError(f"{str(path)!r} belongs to other records than {HEADER} beside it.")
     if index.version.size != size:
         name = str(path.with_suffix(""))
-        raise DataError(f"{name!r} should have {index.version.size} bytes, but has {size}: it has been cut.")
+        raise DataError(f"{name!r} should have {index.version.size} bytes, but has {size}. Write or copy it again.")
     return index
 
 

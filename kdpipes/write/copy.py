@@ -483,7 +483,9 @@ def write_whole(
                     num_bytes += len(chunk)
                     advance(len(chunk))
             if size not in (-1, num_bytes):
-                raise DataError(f"{str(target)!r} is to have {size} bytes, but {num_bytes} came.")
+                raise DataError(
+                    f"{str(target)!r} should have {size} bytes, but {num_bytes} were received. Copy it again."
+                )
             path.replace(target)
     except OSError as error:
         if error.errno in FULL:

@@ -111,8 +111,8 @@ class MemberEncoder(Fingerprinted):
                 raise
             if extension in members:
                 raise ChainError(
-                    f"Two fields of sample {sample.key!r} would be member {extension!r}, {field!r} is one of them: "
-                    "name others, `extensions={" + f"{field!r}: ...}}`."
+                    f"Two fields of sample {sample.key!r} have the extension {extension!r}; one of them is {field!r}. "
+                    "Choose another: `extensions={" + f"{field!r}: ...}}`."
                 )
             members[extension] = content
         if not members:
@@ -319,12 +319,12 @@ def check_tar_key(key: str, shown: str | None = None) -> str:
         raise TypeError(f"`key` must return a string, but returned {type(key).__name__}.")
     folder, _, name = key.rpartition("/")
     bad = "has no name" if not name else "leads out of its folder" if ".." in folder.split("/") else ""
-    bad = bad or ("has a dot in its name, at which webdataset would cut it" if "." in name else "")
+    bad = bad or ("has a dot in its file name, where webdataset would split it" if "." in name else "")
     bad = bad or ("holds control characters" if _CONTROL.search(key) else "is absolute" if key.startswith("/") else "")
     if bad:
         raise DataError(
-            f"Key {key if shown is None else shown!r} cannot stand in a tar: it {bad}. "
-            "Name samples otherwise: `key=lambda sample: ...`."
+            f"Key {key if shown is None else shown!r} cannot be used in a tar: it {bad}. "
+            "Pass other keys: `key=lambda sample: ...`."
         )
     return key
 
@@ -332,8 +332,8 @@ def check_tar_key(key: str, shown: str | None = None) -> str:
 def duplicate_error(key: str, where: str) -> DataError:
     """Return the error for a key that two samples have."""
     return DataError(
-        f"Two samples have the key {key!r}, in {where}: keys must be unique. A chain that gives samples again "
-        "(`.oversample()`, `.repeat_until()`) names them by position: `key=lambda sample: f'{sample.ordinal:09}'`."
+        f"Two samples have the key {key!r}, in {where}: keys must be unique. For a chain that repeats samples "
+        "(`.oversample()`, `.repeat_until()`), pass keys by position: `key=lambda sample: f'{sample.ordinal:09}'`."
     )
 
 

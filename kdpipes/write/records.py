@@ -344,7 +344,7 @@ def _items_of(source: Any, encode: Encode | None, access: Access) -> _RecordItem
         hint = "`kdp.from_dataset` makes a chain of a dataset." if hasattr(source, "__getitem__") else ""
         raise TypeError(must_be("source", rule, source, hint))
     if encode is None:
-        raise TypeError(must_be("encode", "a function from item to fields, as `source` holds no samples", encode))
+        raise TypeError(must_be("encode", "a function from an item to its fields if `source` is a sequence", encode))
     return _RecordItems(source if isinstance(source, Sequence) else list(source), encode, "the sequence", access)
 
 

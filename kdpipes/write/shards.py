@@ -369,7 +369,10 @@ class ShardPlaces:
         with using(self.access):
             version = version_of(url)
         if version.size not in (-1, shard.num_bytes):
-            raise DataError(f"{url!r} is to have {shard.num_bytes} bytes, but has {version.size}: who else writes it?")
+            raise DataError(
+                f"{url!r} should have {shard.num_bytes} bytes, but has {version.size}. Another process may be writing "
+                "it: stop that one, delete the file, and call `write_shards` again."
+            )
         with using(self.access):
             _write_index(url, shard.index(version))
         return _Report(number, _hashes_of(shard.keys), shard.num_bytes)
@@ -471,7 +474,7 @@ def _check_job(places: ShardPlaces, notes: SavedNotes, job: dict[str, Any], *, h
 
 def _difference(name: str, then: Any, now: Any) -> str:
     if name == "arguments":
-        return "`fields`, `encode`, `extensions` or `key` is not what it was"
+        return "`fields`, `encode`, `extensions` or `key` has changed"
     if name != "pipes":
         return f"`{name}` was {then!r}, and is {now!r}"
     then = then if isinstance(then, list) else []
@@ -713,9 +716,9 @@ class _Run:
             if key is _END:
                 known = (key for number in self._reports for key in self._keys_of(number))
                 raise DataError(
-                    f"The chain does not give what it gave: sample {next(islice(known, place, None))!r}, of a shard "
-                    "that is there, does not come, or not in its place. Give its random pipes a seed; or remove the "
-                    "shards, to begin anew."
+                    f"The chain does not yield the same samples as before: sample {next(islice(known, place, None))!r} "
+                    "of an existing shard is missing, or comes at another position. Pass a seed to random pipes, or "
+                    "delete the shards to start over."
                 )
             place += key is not None and bool(_hashes_of([key])[0] == due[place])
 

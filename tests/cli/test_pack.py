@@ -91,7 +91,7 @@ def test_fields_are_written_and_called_as_options_say(photo_folder: Path, tmp_pa
         ("--extension x=a/b", "`--extension x=` must be an extension, like"),
         ("--extension z=png", "SOURCE has no field 'z'; it has 'x', 'y'."),
         ("--encode y=png", "`--encode y=FORMAT`"),
-        ("--extension x=cls", "name others, `--extension"),
+        ("--extension x=cls", "Choose another: `--extension"),
         ("--on-error quarantine", "`--quarantine FILE` must be given with `--on-error quarantine`, and only then."),
         ("--on-error quarantine --quarantine none/bad.jsonl", "`--quarantine` must be in a folder that exists"),
         ("--shuffle -1", "`--shuffle` must be an integer of at least 0"),

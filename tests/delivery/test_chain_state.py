@@ -95,11 +95,11 @@ def test_all_pipes_after_deal_have_epochs() -> None:
 
 
 def test_a_state_of_another_chain_is_an_error() -> None:
-    with pytest.raises(ValueError, match="`deal` is not what it was"):
+    with pytest.raises(ValueError, match="of `deal` have changed"):
         chain(seed=2).load_state_dict(chain(seed=1).state_dict())
     with pytest.raises(ValueError, match="global batches of 2 samples"):
         chain().load_state_dict(chain(batch_size=2).state_dict())
-    with pytest.warns(UserWarning, match="`deal` is not what it was"):
+    with pytest.warns(UserWarning, match="of `deal` have changed"):
         chain(seed=2).load_state_dict(chain(seed=1).state_dict(), strict=False)
 
 

@@ -51,28 +51,28 @@ def looked_up(*labels: int) -> Any:
 
 
 REJECTIONS: dict[str, tuple[str, Any, Any]] = {
-    "seed": ("`deal` is not", chain(seed=1), chain(seed=2)),
-    "uneven": ("`deal` is not", chain(uneven="pad"), chain(uneven="drop")),
-    "size": ("`from_dataset` is not", chain(22), chain(23)),
-    "filter": ("`filter_classes` is not", filtered(0, 1), filtered(0, 2)),
-    "code": ("`transform` is not", transformed(one_more), transformed(two_more)),
-    "closure": ("`transform` is not", transformed(adding(1)), transformed(adding(2))),
-    "default": ("`transform` is not", transformed(with_default(1)), transformed(with_default(2))),
+    "seed": ("of `deal` have changed", chain(seed=1), chain(seed=2)),
+    "uneven": ("of `deal` have changed", chain(uneven="pad"), chain(uneven="drop")),
+    "size": ("of `from_dataset` have changed", chain(22), chain(23)),
+    "filter": ("of `filter_classes` have changed", filtered(0, 1), filtered(0, 2)),
+    "code": ("of `transform` have changed", transformed(one_more), transformed(two_more)),
+    "closure": ("of `transform` have changed", transformed(adding(1)), transformed(adding(2))),
+    "default": ("of `transform` have changed", transformed(with_default(1)), transformed(with_default(2))),
     "builtin_method": (
-        "`from_ids` is not",
+        "of `from_ids` have changed",
         kdp.from_ids(["a", "b"], load=str.upper).deal(1),
         kdp.from_ids(["a", "b"], load=str.lower).deal(1),
     ),
-    "labels": ("`from_dataset` is not", labelled(0, 0, 1, 1), labelled(0, 1, 0, 1)),
-    "labels_by_id": ("`from_ids` is not", looked_up(0, 0, 1, 1), looked_up(0, 1, 0, 1)),
-    "stock_function": ("`map` is not", chain().map(len), chain().map(list)),
+    "labels": ("of `from_dataset` have changed", labelled(0, 0, 1, 1), labelled(0, 1, 0, 1)),
+    "labels_by_id": ("of `from_ids` have changed", looked_up(0, 0, 1, 1), looked_up(0, 1, 0, 1)),
+    "stock_function": ("of `map` have changed", chain().map(len), chain().map(list)),
     "stock_source": (
         "IterableWrapper",
         IterableWrapper([1, 2]).to_samples(fields="x").deal(1),
         IterableWrapper([1, 3]).to_samples(fields="x").deal(1),
     ),
     "another_pipe": (
-        "it was deal < select < transform < from_dataset, but is map < deal < select < trans",
+        "→ transform → select → deal, but this chain is from_dataset → transform → select → deal → map",
         chain(),
         chain().map(list),
     ),
@@ -103,10 +103,10 @@ def test_renamed_files_or_other_classes_are_an_error(tmp_path: Path) -> None:
     state = make().state_dict()
     make().load_state_dict(state)
     (tmp_path / "a/2.png").rename(tmp_path / "a/4.png")
-    with pytest.raises(ValueError, match="`image_folder` is not what it was"):
+    with pytest.raises(ValueError, match="of `image_folder` have changed"):
         make().load_state_dict(state)
     (tmp_path / "a/4.png").rename(tmp_path / "b/2.png")
-    with pytest.raises(ValueError, match="`image_folder` is not what it was"):
+    with pytest.raises(ValueError, match="of `image_folder` have changed"):
         make().load_state_dict(state)
 
 

@@ -93,7 +93,7 @@ def test_a_state_makes_no_loader() -> None:
 
 @pytest.mark.parametrize("name", ["prefetch", "start_method", "timeout_s"])
 def test_what_is_for_workers_is_rejected_without_them(name: str) -> None:
-    with pytest.raises(ValueError, match=f"`{name}` is for workers, but `num_workers` is 0"):
+    with pytest.raises(ValueError, match=f"`{name}` needs workers, but `num_workers` is 0"):
         kdp.Loader(numbers(), **{name: "fork" if name == "start_method" else 1})
 
 
@@ -203,7 +203,7 @@ def test_a_loader_shows_its_chain_and_counts_its_epochs() -> None:
 def test_a_stream_has_no_length_and_says_what_has() -> None:
     with (
         kdp.Loader(kdp.stream_shards(["a.tar"]).select("key").deal(batch_size=1)) as loader,
-        pytest.raises(TypeError, match=r"The loader has no length.*`kdp\.open_shards` has"),
+        pytest.raises(TypeError, match=r"The loader has no length.*`kdp\.open_shards`"),
     ):
         len(loader)
 

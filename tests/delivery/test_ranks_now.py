@@ -169,7 +169,7 @@ def test_ranks_without_a_deal_are_rejected_when_they_appear(be: Any) -> None:
     loader = kdp.Loader(kdp.from_dataset([1, 2], "x").to_iter_datapipe())
     assert len(list(loader)) == 2
     be(0, 2)
-    with pytest.raises(kdp.ChainError, match=r"Each of the 2 ranks would give every sample"):
+    with pytest.raises(kdp.ChainError, match=r"Each of the 2 ranks would deliver every sample"):
         list(loader)
 
 

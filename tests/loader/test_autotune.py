@@ -237,7 +237,11 @@ def test_fixed_numbers_are_not_tuned() -> None:
         ({"num_workers": 2, "prefetch": "max"}, TypeError, "`prefetch` must be an integer"),
         ({"prefetch": "auto"}, ValueError, "`num_workers` is 0"),
         ({"num_workers": "auto", "prefetch": 0}, ValueError, "`prefetch` must be"),
-        ({"num_workers": "auto", "reading_service": kdp.ThreadReadingService(2)}, ValueError, "must be given alone"),
+        (
+            {"num_workers": "auto", "reading_service": kdp.ThreadReadingService(2)},
+            ValueError,
+            "cannot be combined with `reading_service`",
+        ),
     ],
 )
 def test_wrong_arguments_are_rejected(arguments: dict[str, Any], error: type[Exception], match: str) -> None:

@@ -295,7 +295,7 @@ def test_bad_arguments_are_rejected() -> None:
     chain = kdp.from_dataset([(1, 0)]).deal(batch_size=1)
     with kdp.Loader(chain) as loader, pytest.raises(ValueError, match="profile=True"):
         kdp.profile(loader)
-    with pytest.raises(TypeError, match="Only kdpipes' own reading services measure"):
+    with pytest.raises(TypeError, match="`profile=True` needs one of kdpipes' reading services"):
         kdp.Loader(chain, reading_service=MultiProcessingReadingService(1), profile=True)
     with pytest.raises(TypeError, match="`profile` must be True or False, but is 1 instead"):
         kdp.Loader(chain, profile=1)  # type: ignore[arg-type]

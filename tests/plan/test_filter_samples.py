@@ -90,7 +90,7 @@ def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> N
 
 def test_and_in_place_of_an_ampersand_gets_a_hint() -> None:
     pipe = kdp.from_dataset([1, 2, 3], "x").filter_samples(columns="x", keep=lambda x: x > 1 and x < 3)
-    with pytest.raises(ValueError, match=r"`keep` gets whole columns.*write `&`"):
+    with pytest.raises(ValueError, match=r"`keep` must work on arrays.*Write `&`"):
         len(pipe)
 
 

@@ -248,7 +248,7 @@ def test_weights_by_function_are_checked_in_each_epoch() -> None:
     rows = kdp.from_dataset(list(range(4)), "x", labels=[0, 0, 1, 1])
     with pytest.raises(ValueError, match="Exactly one of `weights` or `temperature`"):
         rows.sample_weighted()
-    with pytest.raises(ValueError, match="keeps the draw of epoch 0"):
+    with pytest.raises(ValueError, match="`redraw` must be True if"):
         rows.sample_weighted(lambda epoch: {0: 1.0}, redraw=False)
     with pytest.raises(ValueError, match="finite and at least 0"):
         len(rows.sample_weighted(lambda epoch: [1, 1, 1, -1]))

@@ -131,7 +131,7 @@ def test_unlabelled_samples_are_no_class_to_balance() -> None:
 @pytest.mark.parametrize(
     ("build", "error", "words"),
     [
-        (lambda pipe: pipe.take_percent(to_percent=25), ValueError, r"25 percent are 0\.25"),
+        (lambda pipe: pipe.take_percent(to_percent=25), ValueError, r"Write 25 % as 0\.25"),
         (lambda pipe: pipe.take_percent(from_percent=0.5, to_percent=0.2), ValueError, "a share from 0.5 to 1.0"),
         (lambda pipe: pipe.take_percent(from_percent="a"), TypeError, "`from_percent` must be a share"),
         (lambda pipe: pipe.permute(-1), ValueError, "`seed`"),

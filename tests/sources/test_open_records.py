@@ -158,7 +158,7 @@ def test_a_cut_part_is_named_when_opened_and_when_read(birds: Path) -> None:
     path = birds / "part-00000.mdb"
     size = path.stat().st_size
     os.truncate(path, size - 4096)
-    text = rf"part-00000\.mdb' should have {size} bytes, but has {size - 4096}: it has been cut"
+    text = rf"part-00000\.mdb' should have {size} bytes, but has {size - 4096}\. Write or copy it again"
     with pytest.raises(kdp.DataError, match=rf"Field 'x' of sample '\d+' in .*{text}"):
         records[1]["x"]
     with pytest.raises(kdp.DataError, match=text):

@@ -152,7 +152,7 @@ def test_workers_that_see_different_damage_are_found_out(folder: Path) -> None:
         faults = [Fault("missing", paths=paths, on="info", times=times)]
         with faulty_storage(str(folder), faults=faults):
             pipe = kdp.stream_shards(urls).on_error("skip").select("key txt").deal(batch_size=2, split="samples")
-            words = rf"Shard '{paths}' could be read by one of workers [01] and"
+            words = rf"Shard '{paths}' could be read by only one of workers [01] and"
             with kdp.Loader(pipe, num_workers=2) as loader, pytest.raises(kdp.DataError, match=words):
                 print([keys(loader), keys(loader)])
 
@@ -165,5 +165,5 @@ def test_only_what_all_workers_have_passed_must_agree() -> None:
     check.check(1, 4)  # the others have not come so far
     check.note(2, other)
     check.check(2, 5)
-    with pytest.raises(kdp.DataError, match=r"'a\.tar' could be read by one of workers 0 and"):
+    with pytest.raises(kdp.DataError, match=r"'a\.tar' could be read by only one of workers 0 and"):
         check.check(0, 6)

@@ -119,7 +119,7 @@ DAMAGED = {
     "cut": (ONE[:-30], "not a zip file that can be read"),
     "damaged": (ONE[:60] + b"\xff" + ONE[61:], "'member.bin' of .* cannot be unpacked"),
     "larger than stated": (bomb(ONE, 100), "'member.bin' of .* cannot be unpacked"),
-    "smaller than stated": (bomb(ONE, 100_000), "12800 came"),
+    "smaller than stated": (bomb(ONE, 100_000), "12800 were received"),
     "encrypted": (encrypted(ONE), "'member.bin' of .* is rejected: it is encrypted"),
     "file and folder": (zipped({"a": b"", "a/b": b""}), "'a' of .* is rejected"),
 }

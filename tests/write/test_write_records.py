@@ -385,7 +385,7 @@ def test_there_may_be_fewer_samples_than_parts(size: int, tmp_path: Path) -> Non
 def test_mistakes_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "none"
     wrong: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
-        (TypeError, "`encode` must be a function from item to fields", [1, 2], {}),
+        (TypeError, "`encode` must be a function from an item to its fields", [1, 2], {}),
         (TypeError, "`encode` must be a callable", Birds(), {"encode": 3}),
         (TypeError, "`source` must be an indexed chain", 3, {}),
         (ValueError, r"`source` must be a local \.txt or \.csv file", "list.json", {}),

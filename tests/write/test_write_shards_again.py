@@ -140,7 +140,7 @@ def test_a_stream_is_gone_on_with(photo_shards: str, tmp_path: Path) -> None:
 def test_a_stream_that_does_not_give_what_it_gave_is_an_error(photo_shards: str, tmp_path: Path) -> None:
     write(kdp.stream_shards(photo_shards).shuffle().set_seed(1), tmp_path)
     (tmp_path / "train-000002.tar.index").unlink()
-    with pytest.raises(DataError, match="The chain does not give what it gave: sample "):
+    with pytest.raises(DataError, match="The chain does not yield the same samples as before: sample "):
         write(kdp.stream_shards(photo_shards).shuffle().set_seed(2), tmp_path)
 
 
@@ -237,10 +237,10 @@ OTHERS: list[tuple[Any, str]] = [
     (lambda folder: (folder, {"max_bytes": 10**6}), "`max_bytes` was None, and is 1000000"),
     (
         lambda folder: (folder, {"key": lambda sample: str(sample.index)}),
-        "`fields`, `encode`, `extensions` or `key` is ",
+        "`fields`, `encode`, `extensions` or `key` has ",
     ),
-    (lambda folder: (folder, {"encode": {"x": "png"}}), "`fields`, `encode`, `extensions` or `key` is "),
-    (lambda folder: (folder, {"fields": "x"}), "`fields`, `encode`, `extensions` or `key` is "),
+    (lambda folder: (folder, {"encode": {"x": "png"}}), "`fields`, `encode`, `extensions` or `key` has "),
+    (lambda folder: (folder, {"fields": "x"}), "`fields`, `encode`, `extensions` or `key` has "),
 ]
 
 

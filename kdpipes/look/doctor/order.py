@@ -226,7 +226,7 @@ def sharded_unseeded(chain: Chain, facts: Facts) -> Iterator[Wrong]:
                 kind.__name__,
                 f"`{kind.__name__}` shards what `.shuffle()` gives, but is not a `sharding_filter`.",
                 "torchdata seeds a shuffle alike in all workers only before exactly that: each worker shuffles "
-                "differently, and samples are lost and doubled.",
+                "differently, and samples are lost and duplicated.",
                 "Use `.sharding_filter()`, or `.deal(batch_size=...)`.",
             )
 
