@@ -49,7 +49,7 @@ docs: .venv/.docs  ## build the documentation into site/; a broken link is an er
 .venv-bench/.installed: pyproject.toml $(CONSTRAINTS) benchmarks/peers.txt benchmarks/install_peers.py
 	test -x $(BENCH)/python || $(PYTHON) -m venv .venv-bench
 	$(BENCH)/python -m pip install --quiet --disable-pip-version-check torch --constraint $(CONSTRAINTS)
-	$(BENCH)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast,look]' \
+	$(BENCH)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast]' matplotlib \
 		scikit-image scikit-learn --constraint $(CONSTRAINTS)
 	$(BENCH)/python benchmarks/install_peers.py
 	touch $@
