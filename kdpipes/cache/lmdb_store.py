@@ -21,6 +21,7 @@ from kdpipes.cache.folder import LocalFolder, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
 from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Rejection, bound_to, check_key
 from kdpipes.core.errors import DataError, check_count, must_be
+from kdpipes.storage.memory import map_file
 from kdpipes.storage.urls import is_local
 
 __all__ = ["LmdbStore"]
@@ -487,7 +488,7 @@ class _Views:
         start = address - self._base
         end = start + len(found)
         if end > len(self._map):
-            self._map = memoryview(mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ))
+            self._map = memoryview(map_file(self._descriptor))
         if len(self._places) < _MOST_PLACES:
             self._places[key] = start, end
         return self._map[start:end]

@@ -11,11 +11,21 @@ from pathlib import Path
 from kdpipes.core.errors import DataError
 from kdpipes.storage.files import Version
 
-__all__ = ["MappedFiles", "read_span"]
+__all__ = ["MappedFiles", "map_file", "read_span"]
 
 _KEPT = 256  # maps of one `MappedFiles`; each holds a descriptor
 _KEPT_SHARDS = 64
 _RESIDENT = 1 << 26  # bytes that are viewed until the pages of the maps leave this process's memory
+
+
+def map_file(descriptor: int) -> mmap.mmap:
+    """Map a whole open file for reading, so that processes share its pages.
+
+    Raises:
+        ValueError: The file is empty.
+        OSError: The file cannot be mapped.
+    """
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
 
 class _Map:
@@ -28,7 +38,7 @@ class _Map:
             status = os.fstat(file.fileno())
             self.place = _place(status)
             self.version = Version(status.st_size, f"changed:{status.st_mtime_ns}")
-            self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+            self.buffer = map_file(file.fileno()) if status.st_size else b""
             self.content = memoryview(self.buffer)
 
     def release_pages(self) -> None:

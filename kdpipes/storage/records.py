@@ -9,7 +9,6 @@ locks, look-ups, or LMDB's own map, whose views must not outlive it.
 from __future__ import annotations
 
 import json
-import mmap
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.codec import FORMAT, checksum_of, encode, in_batches
 from kdpipes.storage.files import Version
+from kdpipes.storage.memory import map_file
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 
@@ -251,7 +251,7 @@ def _starts(env: Any, path: Path) -> NDArray[np.int64]:
         addresses = np.fromiter(map(_address, _values(transaction)), dtype=np.int64)
         if not len(addresses):
             return addresses
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with map_file(file.fileno()) as content:
             first = bytes(next(_values(transaction))[:_HEAD])
             found = content.find(first)
             while found >= 0:

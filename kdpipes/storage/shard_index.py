@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import DataError
 from kdpipes.storage.columns import Column, joined_column
 from kdpipes.storage.files import Version
+from kdpipes.storage.memory import map_file
 from kdpipes.storage.shared import PackedStrings
 
 __all__ = ["UNCHECKED", "Catalog", "IndexBuilder", "Places", "ShardIndex"]
@@ -306,7 +307,7 @@ class Catalog:
             OSError: It cannot be mapped.
         """
         with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            content = map_file(file.fileno())
         header, arrays = _unpacked(_MAGIC_OF_MANY, content, str(path))
         versions, sources = (
             [Version(int(size), str(tag)) for size, tag in header[name]] for name in ("versions", "sources")
