@@ -122,6 +122,13 @@ class PlanPipe(MapPipe):
             )
         return made
 
+    def plans_alike(self) -> bool:
+        """Return whether `plan(0)` returns the same again, as it must in another process."""
+        with planning(0):
+            again = self._kept(self.plan(0))
+        positions = np.arange(len(self.chosen()))
+        return len(again) == len(positions) and np.array_equal(self.chosen()[positions], again[positions])
+
     def _kept(self, plan: Any) -> Any:
         """Return a plan as one object with read-only arrays.
 

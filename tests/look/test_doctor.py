@@ -140,6 +140,24 @@ def test_work_before_the_sharding_is_found() -> None:
     assert found(chain.sharding_filter().map(double)) == []
 
 
+class Half(kdp.PlanPipe):
+    """A random half of the samples, drawn with a seed or without."""
+
+    goes_by = "number"
+
+    def __init__(self, source: Any, seed: int | None) -> None:
+        super().__init__(source)
+        self.seed = seed
+
+    def plan(self, epoch: int) -> Any:
+        return np.random.default_rng(self.seed).permutation(len(self.source))[: len(self.source) // 2]
+
+
+def test_a_plan_that_differs_between_processes_is_found() -> None:
+    assert found(Half(numbers(), seed=None).select("x").deal(batch_size=2)) == [("unseeded-plan", "error")]
+    assert found(Half(numbers(), seed=1).select("x").deal(batch_size=2)) == []
+
+
 class OwnSharder(IterDataPipe[Any]):
     def __init__(self, source: Any) -> None:
         self.source = source

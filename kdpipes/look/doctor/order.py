@@ -50,6 +50,21 @@ def _shuffles(pipe: Any) -> bool:
     return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and isinstance(pipe, Seeded)
 
 
+@rule("unseeded-plan", "error")
+def unseeded_plan(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A plan that is made again chooses other samples, as in another process."""
+    for node in reversed(chain):
+        is_cheap = isinstance(node.pipe, PlanPipe) and not any(each.traits.is_remote for each in upstream_nodes(node))
+        if is_cheap and len(node.pipe) <= _MANY and not node.pipe.plans_alike():
+            yield (
+                node.name,
+                f"`plan` of `{node.name}` returns other positions when it is called again.",
+                "Each process makes the plan for itself: workers, ranks and resumed runs would choose different "
+                "samples, so that some are lost and others come twice.",
+                "Draw from a generator that is made of a seed and the epoch: `np.random.default_rng([seed, epoch])`.",
+            )
+
+
 @rule("frozen-augmentation", "hint")
 def frozen_augmentation(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A cache with `freeze_randomness=True` keeps random results."""
