@@ -609,7 +609,7 @@ class Loader:
             TypeError: The reading service is not one of kdpipes'.
         """
         own = self._own
-        if own is None or self._checkpointer is None:
+        if own is None:
             raise TypeError(
                 "`receipt()` needs one of kdpipes' reading services: `num_workers=...`, or "
                 "`reading_service=kdp.ThreadReadingService(...)`."
