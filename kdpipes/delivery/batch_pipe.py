@@ -44,6 +44,7 @@ class BatchPipe(OneToOne):
 
     Raises:
         ChainError: There is no `deal` upstream, or a pipe after it may hold batches back or change their number.
+        TypeError: `process` returned None.
 
     Example:
         >>> class Doubled(kdp.BatchPipe):
@@ -93,7 +94,12 @@ class BatchPipe(OneToOne):
     def iterate(self) -> Iterator[Any]:
         dealer, place = Chain.of(self).numbering_deal(), self.unique_name()
         for batch in self.source:
-            yield self.process(batch, dealer.batch_key().rng(place))
+            item = self.process(batch, dealer.batch_key().rng(place))
+            if item is None and batch is not None:
+                raise TypeError(
+                    f"`process` of `{pipe_name(self)}` must return the item for a batch, but returned None."
+                )
+            yield item
 
     def unique_name(self) -> str:
         """Return a name that no other pipe of the chain has: "mixup", "mixup_2", ..."""

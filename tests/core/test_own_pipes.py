@@ -651,3 +651,16 @@ def test_a_frozen_cache_notices_draws_from_global_generators() -> None:
     cached = pipe.own_global_draws().add_field("z", lambda sample: sample["x"]).cache_in_memory(freeze_randomness=True)
     with pytest.raises(kdp.ChainError, match=r"`own_global_draws` draws random numbers when a sample passes"):
         list(cached.select("x z").deal(batch_size=32))
+
+
+class Silent(kdp.BatchPipe):
+    """Forgets to return the batch."""
+
+    def process(self, batch: Any, rng: np.random.Generator) -> Any:
+        batch[0]
+
+
+def test_a_batch_pipe_that_returns_nothing_is_an_error() -> None:
+    pipe = Silent(kdp.from_dataset([(n, n) for n in range(4)]).select("x").deal(batch_size=2))
+    with pytest.raises(TypeError, match="`process` of `Silent` must return the item for a batch, but returned None"):
+        list(pipe)

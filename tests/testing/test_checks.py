@@ -223,6 +223,11 @@ class SameKey(kdp.MapPipe):
         return kdp.Sample({"x": index}, key="a", index=index)
 
 
+def test_the_log_blames_no_memory_for_workers_that_it_killed(caplog: pytest.LogCaptureFixture) -> None:
+    check_exactly_once(numbers().select("x").deal(batch_size=2, shuffle=True))
+    assert "SIGKILL" not in caplog.text
+
+
 def test_keys_that_are_not_unique_are_found() -> None:
     with pytest.raises(AssertionError, match=r"4 samples of `SameKey` have the key 'a': keys must be unique"):
         check_exactly_once(SameKey().select("x").deal(batch_size=2))
