@@ -159,7 +159,7 @@ def test_classes_that_only_this_process_knows_come_back() -> None:
 
 
 def test_a_worker_that_dies_is_an_error_that_names_a_job() -> None:
-    with pytest.raises(WorkerError, match="while working: at 0"):
+    with pytest.raises(WorkerError, match="while working, at 0"):
         run(lambda job: os.kill(os.getpid(), signal.SIGKILL), [0], num_workers=1)
 
 
