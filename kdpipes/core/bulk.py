@@ -1,27 +1,30 @@
-"""Read the fields of many samples at once, for chains in which reading one field takes a few microseconds.
+"""Read the fields of many samples at once, without making a `Sample` of each.
 
-Making a `Sample` with lazy fields, applying the operations to it and selecting its fields takes about 10 microseconds.
-For text, numbers and small arrays, that is longer than all other work. So `deal` first asks the source for columns:
-each pipe asks the pipe upstream, `read_fields` returns a list of values for each field, and no samples are made. Pipes
-that cannot do this return None, and errors are raised again by reading sample by sample, which names the sample.
+Making a `Sample` with lazy fields, applying the operations to it and selecting its fields takes 10 microseconds for
+text, numbers and small arrays, which is longer than all other work, and more than 100 beside the decoding of images,
+which empties the processor's caches. So `deal` first asks the source for columns: each pipe asks the pipe upstream,
+`read_fields` returns a list of values for each field, and no samples are made. Pipes that cannot do this return None,
+and errors are raised again by reading sample by sample, which names the sample.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from kdpipes.core import activity
 from kdpipes.core.randomness import KeyNeededError, SampleKey, without_key
 from kdpipes.core.sample import claim_name
 
-__all__ = ["Bulk", "BulkReader", "BulkSource"]
+__all__ = ["Bulk", "BulkReader", "BulkSource", "made_of_each", "read_with_keys"]
 
-_FIRST = 8  # samples that are read to measure how long one takes
+_FEW = 8  # samples that are read at once, unless they are cheap; all of their undecoded values are in memory
+_CHEAP_S = 100e-6  # a sample; of cheaper ones, many are read at once
+_SLOW_S = 10e-3  # a sample; slower ones gain nothing, and are large: only one at a time should be in memory
 _MAX_SLOW = 3  # slow reads in a row, after which samples are made one by one
-_SLOW_S = 100e-6  # a sample; slower ones gain nothing, and many large values would be in memory before they are reduced
 
 
 class Bulk:
@@ -39,6 +42,7 @@ class Bulk:
         self.seed, self.epoch, self.planned, self.ordinals, self.size = seed, epoch, planned, ordinals, size
         self.is_vectorized = False  # set by an operation that is faster for many samples in one call
         self._names: dict[str, int] = {}
+        self._keys: list[SampleKey] | None = None
 
     def part(self, start: int, stop: int) -> Bulk:
         """Return the same for some of the samples."""
@@ -46,7 +50,9 @@ class Bulk:
 
     def keys(self) -> list[SampleKey]:
         """Return the random keys of the samples."""
-        return [SampleKey(self.seed, self.epoch, ordinal, ordinal >= self.size) for ordinal in self.ordinals]
+        if self._keys is None:
+            self._keys = [SampleKey(self.seed, self.epoch, number, number >= self.size) for number in self.ordinals]
+        return self._keys
 
     def claim_name(self, operation: str) -> str:
         """Return a name that is unique for the samples, like `Sample.claim_name`. Call it upstream first."""
@@ -61,35 +67,78 @@ class BulkSource(Protocol):
     def read_items(self, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None: ...
 
 
+def read_with_keys(
+    source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
+) -> tuple[list[Sequence[Any]], Sequence[str]] | None:
+    """Return the values of some fields, and the keys of the samples; None if the source does not support this."""
+    if "key" in (source.field_names() or ()):  # a field of that name hides the key
+        return None
+    read = [*names, *({"key"} - set(names))]
+    columns = source.read_fields(read, positions, bulk)
+    return None if columns is None else (columns[: len(names)], columns[read.index("key")])
+
+
+def made_of_each(
+    make: Callable[..., Any], *columns: Iterable[Any], keys: Callable[[], Iterable[str]], what: str
+) -> list[Any]:
+    """Return what a function makes of each sample. In a worker process, the sample that it works on is recorded.
+
+    Args:
+        make: The function, which is called with one value of each column.
+        columns: Values for each sample.
+        keys: A function that returns the keys of the samples, which is called only in worker processes.
+        what: A description of the work.
+    """
+    if activity.current is None:
+        return list(map(make, *columns))
+    with activity.current.reading(what) as at:
+        return [at(key, make)(*values) for key, values in zip(keys(), zip(*columns, strict=True), strict=True)]
+
+
 class BulkReader:
-    """Reads batches at once while that works and samples are cheap."""
+    """Makes the items of batches, many at once while that works."""
 
     def __init__(self) -> None:
-        self._size = _FIRST  # how many samples are read at once; 0 if it is not tried any more
+        self._size = 1  # how many samples are read at once; 0 if it is not tried any more
         self._num_slow = 0
 
-    def read(self, source: BulkSource, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
-        """Return the items at some positions; None if they must be made one by one."""
-        if len(positions) < _FIRST:
-            return None
+    def items(
+        self, source: BulkSource, positions: NDArray[Any], bulk: Bulk, make: Callable[[int, int], list[Any]]
+    ) -> list[Any]:
+        """Return the items at some positions.
+
+        Args:
+            source: The pipe that the items come from.
+            positions: The positions of the samples.
+            bulk: The random keys of the samples.
+            make: Makes a part of the items one by one: from a place in `positions` up to another one.
+        """
         items: list[Any] = []
-        with without_key():
-            while self._size and len(items) < len(positions):
-                start, stop = len(items), len(items) + self._size
-                begun, part = time.perf_counter(), bulk.part(start, stop)
-                try:
-                    made = source.read_items(positions[start:stop], part)
-                except KeyNeededError:  # users' functions read other pipes of kdpipes
-                    made = None
-                except Exception:
-                    return None
-                if made is None:
-                    self._size = 0
-                    break
-                items += made
-                if part.is_vectorized or time.perf_counter() - begun <= _SLOW_S * len(made):
-                    self._num_slow, self._size = 0, max(self._size, 8 * len(made))
-                else:  # the system may have been busy
-                    self._num_slow += 1
-                    self._size = 0 if self._num_slow >= _MAX_SLOW else _FIRST
-        return items if len(items) == len(positions) else None
+        while self._size and _FEW <= len(positions) > len(items):
+            start, stop = len(items), min(len(items) + self._size, len(positions))
+            found = self.read(source, positions[start:stop], bulk.part(start, stop))
+            items += make(start, stop) if found is None else found
+        return items + make(len(items), len(positions))
+
+    def read(self, source: BulkSource, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
+        """Return items that are read at once; None if they must be made one by one."""
+        begun = time.perf_counter()
+        try:
+            with without_key():
+                items = source.read_items(positions, bulk)
+        except KeyNeededError:  # users' functions read other pipes of kdpipes
+            items = None
+        except Exception:
+            return None
+        if items is None:
+            self._size = 0
+            return None
+        lasted_s = (time.perf_counter() - begun) / len(items)
+        self._num_slow = self._num_slow + 1 if lasted_s > _SLOW_S else 0
+        if bulk.is_vectorized or lasted_s <= _CHEAP_S:
+            self._size = max(self._size, 8 * len(items))
+        elif not self._num_slow:
+            self._size = _FEW
+        else:  # the system may have been busy
+            self._size = 1 if self._num_slow < _MAX_SLOW else 0
+        return items

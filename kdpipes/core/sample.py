@@ -13,7 +13,7 @@ from kdpipes.core import activity
 from kdpipes.core.errors import ChainError, MissingMemberError, add_note, reject_field
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 
-__all__ = ["UNLOADED", "Lazy", "Loaded", "Sample", "as_sample", "claim_name"]
+__all__ = ["UNLOADED", "Lazy", "Loaded", "Sample", "as_sample", "claim_name", "sample_name"]
 
 _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
 _NOTHING: tuple[frozenset[str], str] = frozenset(), ""
@@ -319,7 +319,7 @@ class Sample(MutableMapping[str, Any]):
 
     def naming(self) -> Callable[[], str]:
         """Return a function that returns the sample's name for errors, and does not keep the sample in memory."""
-        return partial(_named, self._origin.key)
+        return partial(sample_name, self._origin.key)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -555,7 +555,8 @@ def claim_name(names: dict[str, int], operation: str) -> str:
     return name
 
 
-def _named(key: str | Callable[[], str]) -> str:
+def sample_name(key: str | Callable[[], str]) -> str:
+    """Return the name of a sample for errors."""
     return f"sample {(key if isinstance(key, str) else key())!r}"
 
 

@@ -219,13 +219,19 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             batch: The number of the batch.
         """
         with planning(0) if self._cut.is_fixed else nullcontext():
-            if self._skipper is None and isinstance(self.source, MapPipe):
-                bulk = Bulk(self._seed, epoch, 0 if self._cut.is_fixed else epoch, ordinals, size)
-                if (items := self._bulk_reader.read(self.source, positions, bulk)) is not None:
-                    return items
+            bulk = Bulk(self._seed, epoch, 0 if self._cut.is_fixed else epoch, ordinals, size)
             item = self._item if self._skipper is None else self._item_or_nothing
-            keys = (SampleKey(self._seed, epoch, ordinal, ordinal >= size) for ordinal in ordinals)
-            return [item(position, key, batch) for position, key in zip(positions.tolist(), keys, strict=True)]
+
+            def make(start: int, stop: int) -> list[Any]:
+                keys = bulk.part(start, stop).keys()
+                return [
+                    item(position, key, batch)
+                    for position, key in zip(positions[start:stop].tolist(), keys, strict=True)
+                ]
+
+            if isinstance(self.source, MapPipe) and (self._skipper is None or not self._skipper.knows_bad_samples):
+                return self._bulk_reader.items(self.source, positions, bulk, make)
+            return make(0, len(positions))
 
     def _item(self, position: int, sample_key: SampleKey, batch: int) -> Any:
         source = self.source

@@ -145,6 +145,11 @@ class Skipper:
         self._listed: Mapping[str, str] = {**handler.listed(), **banned}
         self._tell = tell
 
+    @property
+    def knows_bad_samples(self) -> bool:
+        """Whether there are samples that must not be tried, so that the key of each sample must be looked up."""
+        return bool(self._listed)
+
     def make(self, sample_key: SampleKey, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
         """Return an item, or LEFT_OUT.
 

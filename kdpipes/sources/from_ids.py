@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
@@ -101,6 +102,19 @@ class IdReaderMapDataPipe(MapPipe):
             fields["y"] = self._labels.value[index]
             fields["y"] = fields["y"].item() if isinstance(fields["y"], np.generic) else fields["y"]
         return Sample(fields, key=identity_of(str(name)), index=index, version=lambda: self._version_of(name))
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        if "fetch" in vars(self):  # it is being profiled
+            return None
+        ids = [self._ids.value[index] for index in positions.tolist()]
+        keys = [identity_of(str(name)) for name in ids]
+        found: dict[str, Sequence[Any]] = {"key": keys, "index": positions.tolist()}
+        if "y" in names and self._labels is not None:
+            labels = self._labels.value[positions]
+            found["y"] = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+        if "x" in names:
+            found["x"] = made_of_each(self._load, ids, keys=lambda: keys, what="loading field 'x'")
+        return [found[name] for name in names]
 
     def value_fingerprint(self) -> Any:
         """Return the data that identify values in caches, in addition to the versions of the files."""

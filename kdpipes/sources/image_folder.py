@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import Order
@@ -105,6 +106,18 @@ class ImageFolderMapDataPipe(MapPipe):
             index=index,
             version=lambda: self._version_of(index, url),
         )
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        if "fetch" in vars(self):  # it is being profiled
+            return None
+        listing, indices = self._listed(), positions.tolist()
+        paths = [listing.paths[index] for index in indices]
+        found: dict[str, Sequence[Any]] = {"key": paths, "index": indices, "y": listing.labels[positions].tolist()}
+        if "x" in names:
+            urls = [join_url(self._root, path) for path in paths]
+            sizes = [-1] * len(paths) if listing.sizes is None else listing.sizes[positions].tolist()
+            found["x"] = made_of_each(self._files.read, urls, sizes, keys=lambda: paths, what="reading field 'x'")
+        return [found[name] for name in names]
 
     def value_fingerprint(self) -> Any:
         """Return an empty tuple, because the versions of the files identify the values."""

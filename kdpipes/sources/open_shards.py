@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.entries import value_of
 from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
@@ -162,6 +163,30 @@ class ShardReaderMapDataPipe(MapPipe):
         if len(present) < len(catalog.fields):
             sample.lack(catalog.fields.keys() - set(present), self._place_of(index, present))
         return sample
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        if "fetch" in vars(self):  # it is being profiled
+            return None
+        catalog, indices = self._indexed(), positions.tolist()
+
+        def keys() -> list[str]:
+            return list(map(catalog.key, indices))
+
+        columns: list[Sequence[Any]] = []
+        for name in names:
+            places = catalog.fields.get(name)
+            if isinstance(places, Places):
+                if name in catalog.gaps and (places.offsets[positions] < 0).any():
+                    raise DataError(f"A sample has no member {name!r}.")  # `fetch` knows what to do about it
+                read = partial(self._read, catalog, field=name)
+                columns.append(made_of_each(read, indices, keys=keys, what=f"reading member {name!r}"))
+            elif places is not None:
+                columns.append(places[positions].tolist())
+            elif name in ("key", "index"):
+                columns.append(keys() if name == "key" else indices)
+            else:
+                return None
+        return columns
 
     def _place_of(self, index: int, present: Sequence[str]) -> str:
         """Return the shard of a sample, and its offset if it is known."""

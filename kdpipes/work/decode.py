@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,9 +15,10 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from PIL import Image, UnidentifiedImageError
 
+from kdpipes.core.bulk import Bulk, BulkSource, made_of_each, read_with_keys
 from kdpipes.core.errors import DataError, check_choice, check_flag, must_be
 from kdpipes.core.operation import Operation
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Sample, sample_name
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.storage.codec import register_type
@@ -470,12 +472,29 @@ class ImageDecoder(Operation):
         fast = decoder(self.backend)
         return ("pillow", "") if fast is None else (fast.name, fast.version)
 
+    def read_fields(
+        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
+    ) -> list[Sequence[Any]] | None:
+        if self.field not in names:
+            return source.read_fields(names, positions, bulk)
+        found = read_with_keys(source, names, positions, bulk)
+        if found is None:
+            return None
+        columns, keys = found
+        number = list(names).index(self.field)
+        names_of = [partial(sample_name, key) for key in keys]
+        columns[number] = made_of_each(self._image_of, columns[number], names_of, keys=lambda: keys, what=self._what)
+        return columns
+
     def _encoded(self, sample: Sample, value: Any) -> Any:
+        return self._image_of(value, sample.naming())
+
+    def _image_of(self, value: Any, name: Callable[[], str]) -> Any:
         if isinstance(value, Image.Image | EncodedImage | DecodedImage) or value is None:
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
-        image = EncodedImage(bytes(value), sample.naming(), self.backend, self._exact, self.mode, self.exif)
+        image = EncodedImage(bytes(value), name, self.backend, self._exact, self.mode, self.exif)
         image.size  # noqa: B018 - bytes that are not an image fail here, where the sample is known
         return image
 
@@ -490,6 +509,6 @@ class UnchangedImages(ImageDecoder):
         super().__init__(field)
         self.traits = replace(self.traits, is_transparent=True)
 
-    def _encoded(self, sample: Sample, value: Any) -> Any:
-        super()._encoded(sample, value)
+    def _image_of(self, value: Any, name: Callable[[], str]) -> Any:
+        super()._image_of(value, name)
         return value

@@ -22,6 +22,7 @@ Backend = Literal["auto", "turbojpeg", "simplejpeg", "pillow"]
 BACKENDS = ("auto", "turbojpeg", "simplejpeg", "pillow")
 _LIBRARY = "KDPIPES_TURBOJPEG"
 _FACTORS = (8, 4, 2)
+_NUM_KEPT = 8  # files: as many as a chain reads at once
 
 
 class Box(NamedTuple):
@@ -174,27 +175,36 @@ class _Opened:
         return pixels
 
 
+class _Kept(threading.local):
+    """The files that this thread keeps open, by the identity of their contents, which they keep alive."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, _Opened] = {}
+
+
 class _Turbojpeg:
     """TurboJPEG 3 from libjpeg-turbo, which decodes only the rows and columns of a region.
 
-    Each thread keeps the last file whose size was read open, because its pixels are usually needed next.
+    Each thread keeps the last files whose size was read open, because their pixels are usually needed next.
     """
 
     name = "turbojpeg"
 
     def __init__(self, library: Any, version: str) -> None:
         self._library = library
-        self._kept = threading.local()
+        self._kept = _Kept()
         self.version = version
 
     def size(self, content: bytes) -> tuple[int, int]:
-        self._kept.opened = opened = _Opened(self._library, content)
+        opened = _Opened(self._library, content)
+        kept = self._kept.files
+        kept[id(content)] = opened
+        if len(kept) > _NUM_KEPT:
+            del kept[next(iter(kept))]
         return opened.width, opened.height
 
     def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
-        opened: _Opened | None = self._kept.__dict__.pop("opened", None)
-        if opened is None or opened.content is not content:
-            opened = _Opened(self._library, content)
+        opened = self._kept.files.pop(id(content), None) or _Opened(self._library, content)
         step = -(-opened.mcu_width() // factor)
         width, height = -(-opened.width // factor), -(-opened.height // factor)
         # The colors of the outermost column of a region are interpolated from fewer neighbors, so one more column is

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from filelock import FileLock
+from numpy.typing import NDArray
 
+from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.errors import ChainError, DataError, FieldError, check_choice, check_count, check_number, must_be
 from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.sample import Sample
@@ -92,6 +95,11 @@ class OnError(ErrorHandler):
 
     def __call__(self, sample: Sample) -> Sample:
         return sample
+
+    def read_fields(
+        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
+    ) -> list[Sequence[Any]] | None:
+        return source.read_fields(names, positions, bulk)  # of samples in which all goes well
 
     def tolerates(self, error: Exception) -> bool:
         return self._action != "raise" and not isinstance(error, ChainError | FieldError)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core import activity
-from kdpipes.core.bulk import Bulk, BulkSource
+from kdpipes.core.bulk import Bulk, BulkSource, made_of_each, read_with_keys
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import DataError, add_note, must_be
 from kdpipes.core.operation import Operation
+from kdpipes.core.randomness import SampleKey, borrowed_generator, generator
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
@@ -144,20 +145,20 @@ class Transformer(Operation):
         self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
     ) -> list[Sequence[Any]] | None:
         can_read = self._fields is None and self._views is None
-        if not can_read or any(has_params or not _is_bulk_step(step) for step, has_params in self._steps):
+        if not can_read or not all(has_params or _is_bulk_step(step) for step, has_params in self._steps):
             return None
-        has_keys = activity.current is not None and "key" not in (source.field_names() or ())
-        columns = source.read_fields([*names, "key"] if has_keys else names, positions, bulk)
+        keys: Sequence[str] = ()
+        if activity.current is None:
+            columns = source.read_fields(names, positions, bulk)
+        else:
+            columns, keys = read_with_keys(source, names, positions, bulk) or (None, keys)
         places = [bulk.claim_name(step.name) for step, _ in self._steps]
-        if columns is None:
-            return None
-        keys = columns[-1] if has_keys else [""] * len(positions)
-        columns = columns[: len(names)]
-        if self.field in names:
-            number = list(names).index(self.field)
-            for (step, _), place in zip(self._steps, places, strict=True):
-                what = f"applying {step.name!r} to {self._what}"
-                columns[number] = _all_in_one(step, place, columns[number], bulk, keys, what)
+        if columns is None or self.field not in names:
+            return columns
+        number = list(names).index(self.field)
+        for (step, has_params), place in zip(self._steps, places, strict=True):
+            values, what = columns[number], f"applying {step.name!r} to {self._what}"
+            columns[number] = _all_in_one(step, has_params, place, values, bulk, keys, what)
         return columns
 
     def _result(self, sample: Sample, value: Lazy) -> Lazy:
@@ -288,22 +289,40 @@ def _is_bulk_step(step: Callback) -> bool:
 
 
 def _all_in_one(
-    step: Callback, place: str, values: Sequence[Any], bulk: Bulk, keys: Sequence[str], what: str
+    step: Callback,
+    has_params: bool,
+    place: str,
+    values: Sequence[Any],
+    bulk: Bulk,
+    keys: Sequence[str],
+    what: str,
 ) -> list[Any]:
-    """Return the results of a callable for the values of many samples, whose keys are recorded in a worker process."""
-    function, record = step.function, activity.current
-    call = function if step.is_fixed or "rng" in step.parameters else partial(step.globals.call, function)
-    with nullcontext() if record is None else record.reading(what) as at:
-        given: Any = map(_plain, values)
-        if at is not None:
-            given = map(at, keys, given)
-        if "rng" in step.parameters:
-            made = [call(value, rng=key.rng(place)) for value, key in zip(given, bulk.keys(), strict=True)]
-        else:
-            made = list(map(call, given))
+    """Return the results of a callable for the values of many samples."""
+    each = partial(made_of_each, keys=lambda: keys, what=what)
+    if has_params:
+        return each(_drawing(step, place), values, bulk.keys())
+    function, plain = step.function, map(_plain, values)
+    if "rng" in step.parameters:
+        made = each(lambda value, key: function(value, rng=key.rng(place)), plain, bulk.keys())
+    else:
+        made = each(function if step.is_fixed else partial(step.globals.call, function), plain)
     if any(one is None for one in made):
         return [_made(one, value, step) for one, value in zip(made, values, strict=True)]
     return made
+
+
+def _drawing(step: Callback, place: str) -> Callable[[Any, SampleKey], Any]:
+    """Return a function of a value and the key of its sample that applies a transform with drawn parameters."""
+    transform: RecordedTransform = step.function
+    at_once = getattr(transform, "draw_and_apply", None)
+    rng_of = borrowed_generator if borrows_rng(transform.draw) else generator
+
+    def run(value: Any, key: SampleKey) -> Any:
+        if at_once is not None:
+            return _made(at_once(value, generator(key.key(place)))[1], value, step)
+        return _made(transform.apply(value, transform.draw(value, rng_of(key.key(place)))), value, step)
+
+    return run
 
 
 def _plain(value: Any) -> Any:

@@ -140,6 +140,7 @@ def test_getitems_of_a_dataset_is_called_with_lists() -> None:
 
 
 def test_samples_that_take_long_are_made_one_by_one(reads_at_once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kdpipes.core.bulk._CHEAP_S", 0.0)
     monkeypatch.setattr("kdpipes.core.bulk._SLOW_S", 0.0)
     pipe = kdp.from_dataset(Counted()).select("x").deal(batch_size=10)
     list(pipe)
@@ -148,17 +149,51 @@ def test_samples_that_take_long_are_made_one_by_one(reads_at_once: Any, monkeypa
     assert reads_at_once() == 0
 
 
-def test_chains_that_record_or_skip_are_read_sample_by_sample(reads_at_once: Any) -> None:
+def test_chains_that_record_are_read_sample_by_sample(reads_at_once: Any) -> None:
     source = kdp.from_dataset(ITEMS)
     for pipe in (
         source.record_ctx().transform("x", jittered).select("x", return_ctx=True),
-        source.on_error("skip").select("x"),
         source.select("x").map(len),
         source.cache_in_memory().select("x"),
         source.transform("x", lambda x, ctx: x).select("x"),
     ):
         list(pipe.deal(batch_size=10))
         assert reads_at_once() == 0
+
+
+def test_samples_that_fail_are_left_out(reads_at_once: Any) -> None:
+    def reject(x: int, rng: np.random.Generator) -> int:
+        if x == 33:
+            raise ValueError("odd")
+        return x
+
+    pipe = kdp.from_dataset(ITEMS).transform("x", reject).on_error("skip").select("x", bare=True).deal(batch_size=16)
+    with kdp.Loader(pipe) as loader:
+        assert [x for batch in loader for x in batch] == [x for x in range(SIZE) if x != 33]
+        assert [skip["key"] for skip in loader.skipped] == ["33"]
+    assert 32 <= reads_at_once() < SIZE
+
+
+def test_samples_in_quarantine_are_not_tried(reads_at_once: Any, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"key": "7", "error": "odd"}\n')
+    pipe = kdp.from_dataset(ITEMS).on_error("quarantine", path=tmp_path / "bad.jsonl").select("x", bare=True)
+    assert [x for batch in pipe.deal(batch_size=16) for x in batch] == [x for x in range(SIZE) if x != 7]
+    assert reads_at_once() == 0
+
+
+def test_large_samples_are_not_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kdpipes.core.bulk._CHEAP_S", 0.0)
+    monkeypatch.setattr("kdpipes.core.bulk._SLOW_S", 0.0)
+    sizes: list[int] = []
+    read = BulkReader.read
+
+    def noted(self: Any, source: Any, positions: Any, bulk: Any) -> Any:
+        sizes.append(len(positions))
+        return read(self, source, positions, bulk)
+
+    monkeypatch.setattr(BulkReader, "read", noted)
+    list(kdp.from_dataset(ITEMS).select("x").deal(batch_size=16))
+    assert sizes == [1, 1, 1]
 
 
 def test_an_error_names_its_sample() -> None:
@@ -212,3 +247,87 @@ def test_a_hugging_face_dataset_is_read_at_once(reads_at_once: Any, tmp_path: Pa
     pipe = kdp.from_dataset(dataset, "x y").select("x y").deal(batch_size=10)
     assert [item for batch in pipe for item in batch] == ITEMS
     assert reads_at_once() == SIZE
+
+
+def images(kind: str, photo_folder: Path, photo_shards: str) -> Any:
+    if kind == "image_folder":
+        return kdp.image_folder(photo_folder)
+    if kind == "from_ids":
+        paths = sorted(map(str, photo_folder.rglob("*.jpg")))
+        return kdp.from_ids(paths, labels=[path.split("/")[-2] for path in paths])
+    return kdp.open_shards(photo_shards).rename_fields(x="jpg", y="cls")
+
+
+def cropped(pipe: Any) -> Any:
+    pipe = pipe.permute(5).decode_images("x").transform("x", kdp.RandomResizedCrop(32), kdp.HorizontalFlip())
+    return pipe.transform("x", kdp.ToTensor(), kdp.HorizontalFlip()).select("x y key index ordinal is_padding")
+
+
+@pytest.mark.parametrize("kind", ["image_folder", "from_ids", "open_shards"])
+def test_images_are_read_at_once(
+    kind: str, photo_folder: Path, photo_shards: str, reads_at_once: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kdpipes.core.bulk._SLOW_S", 10.0)
+
+    def batches() -> Any:
+        pipe = cropped(images(kind, photo_folder, photo_shards)).deal(batch_size=32, shuffle=True, uneven="pad")
+        return [batch for _ in range(2) for batch in pipe.collate_samples()]
+
+    found = batches()
+    assert reads_at_once() == 320
+    monkeypatch.setattr(BulkReader, "read", lambda *args: None)
+    for one, other in zip(found, batches(), strict=True):
+        assert torch.equal(one[0], other[0])
+        assert str(one[1:]) == str(other[1:])
+
+
+def test_images_that_no_transform_decodes_keep_their_names(tmp_path: Path, photo_folder: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for number in range(20):
+        content = next(photo_folder.rglob("*.jpg")).read_bytes()
+        (tmp_path / "cat" / f"{number:02}.jpg").write_bytes(content[:2000] if number == 15 else content)
+    pipe = kdp.image_folder(tmp_path).decode_images("x").select("x y").deal(batch_size=20)
+    ((image, _),) = [item for batch in pipe for item in batch][15:16]
+    with pytest.raises(kdp.DataError, match="cat/15.jpg"):
+        image.to_pil()
+
+
+def test_a_broken_image_is_left_out(tmp_path: Path, photo_folder: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for number in range(20):
+        content = next(photo_folder.rglob("*.jpg")).read_bytes()
+        (tmp_path / "cat" / f"{number:02}.jpg").write_bytes(b"no image" if number == 15 else content)
+    pipe = kdp.image_folder(tmp_path).decode_images("x").transform("x", kdp.Resize((8, 8)))
+    with pytest.raises(kdp.DataError, match="cat/15.jpg"):
+        list(pipe.select("x").deal(batch_size=20))
+    with kdp.Loader(pipe.on_error("skip").select("key", bare=True).deal(batch_size=20)) as loader:
+        assert len(next(iter(loader))) == 20  # no pixels are needed
+    with kdp.Loader(pipe.on_error("skip").select("x y").deal(batch_size=20)) as loader:
+        assert [len(batch) for batch in loader] == [19]
+        assert [skip["key"] for skip in loader.skipped] == ["cat/15.jpg"]
+
+
+def test_a_worker_that_dies_over_an_image_names_it(photo_folder: Path) -> None:
+    class Deadly(kdp.Resize):
+        def apply(self, value: Any, params: dict[str, Any]) -> Any:
+            if "00015" in value.name:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().apply(value, params)
+
+    chain = kdp.image_folder(photo_folder).decode_images("x").transform("x", Deadly((8, 8))).select("x")
+    with (
+        kdp.Loader(chain.deal(batch_size=20), num_workers=1) as loader,
+        pytest.raises(kdp.WorkerError, match="applying 'deadly' to field 'x' of sample '.*00015"),
+    ):
+        list(loader)
+
+
+def test_samples_without_a_member_are_errors_that_name_them(tmp_path: Path) -> None:
+    samples = [{"x": "text", "y": 0} for number in range(20)]
+    kdp.write_shards(kdp.from_dataset(samples), str(tmp_path / "a-%06d.tar"), max_samples=20)
+    samples = [{"y": 0} for number in range(20)]
+    kdp.write_shards(kdp.from_dataset(samples, "y"), str(tmp_path / "b-%06d.tar"), max_samples=20)
+    pipe = kdp.open_shards(str(tmp_path / "*.tar"))
+    with pytest.raises(kdp.DataError, match="'b-000000.tar/0' .*has no member"):
+        list(pipe.select("txt").deal(batch_size=20))
+    assert sum(map(len, pipe.on_error("skip", max_share=0.9).select("txt").deal(batch_size=20))) == 20

@@ -43,19 +43,20 @@ def chain(function: Any, mode: str = "x y") -> Any:
     return kdp.from_dataset(ITEMS).permute(1).transform_batch("x", function).select(mode)
 
 
-def test_a_batch_takes_two_calls() -> None:
+def test_a_batch_takes_one_call_after_the_first_batch() -> None:
     pipe = chain(Counted()).deal(batch_size=32)
     sizes = pipe.source.source.operation._function.function.sizes
     list(pipe)
-    assert sizes == [8, 24, 18]
+    assert sizes == [1, 8, 23, 18]
 
 
 def test_slow_functions_are_still_called_for_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kdpipes.core.bulk._CHEAP_S", 0.0)
     monkeypatch.setattr("kdpipes.core.bulk._SLOW_S", 0.0)
     pipe = chain(Counted()).deal(batch_size=25)
     sizes = pipe.source.source.operation._function.function.sizes
     list(pipe)
-    assert sizes == [8, 17, 25]
+    assert sizes == [1, 8, 16, 25]
 
 
 @pytest.mark.parametrize("function", [doubled, jittered, drawing])
