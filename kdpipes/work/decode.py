@@ -169,7 +169,7 @@ class EncodedImage:
         self.exact = exact
         self.mode = mode
         self.exif = exif
-        self._turn: int | None = None
+        self._turn: int | None = None if exif else 1
         self._name = name
         self.backend = backend
         self._image: Image.Image | None = None
@@ -187,7 +187,7 @@ class EncodedImage:
         """Width and height in pixels, from the header."""
         if self._size is None:
             size = self._size_by_decoder() or self._opened().size
-            self._size = size[::-1] if self._orientation() > 4 else size
+            self._size = size[::-1] if (self._turn or self._orientation()) > 4 else size
         return self._size
 
     def region(
@@ -205,7 +205,7 @@ class EncodedImage:
             least: The height and width to which the region will be resized. If `exact` is False, the result may be
                 smaller than the region, but not smaller than this.
         """
-        box, factor, turn = Box(top, left, height, width), 1, self._orientation()
+        box, factor, turn = Box(top, left, height, width), 1, self._turn or self._orientation()
         if self.mode != "RGB":
             return _as_planes(np.array(self.to_pil().crop((left, top, left + width, top + height))))
         if turn > 1:
@@ -282,7 +282,7 @@ class EncodedImage:
     def _orientation(self) -> int:
         """Return the orientation of the file's pixels, from 1 (upright) to 8; 1 if `exif` is False."""
         if self._turn is None:
-            self._turn = orientation_of(self._opened()) if self.exif else 1
+            self._turn = orientation_of(self._opened())
         return self._turn
 
     def _decoder(self) -> JpegDecoder | None:
