@@ -353,7 +353,14 @@ def _put(values: torch.Tensor, empty: Allocate | None) -> torch.Tensor:
 @in_one_torch_thread
 def _stack(values: list[torch.Tensor], empty: Allocate | None) -> torch.Tensor:
     if empty is not None and len({value.dtype for value in values}) == 1 and all(map(_is_plain, values)):
-        return torch.stack(values, out=empty((len(values), *values[0].shape), values[0].dtype))
+        batch = empty((len(values), *values[0].shape), values[0].dtype)
+        if values[0].dim() == 3 and values[0].stride(0) == 1 and batch.is_contiguous():
+            # Images `[C, H, W]` with channels last in memory: NumPy transposes them faster than torch, 48 against 62 us
+            # for 224 by 224 pixels.
+            for row, value in zip(batch.numpy(), values, strict=True):
+                np.copyto(row, value.numpy())
+            return batch
+        return torch.stack(values, out=batch)
     return torch.stack(values)
 
 
