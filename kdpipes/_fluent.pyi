@@ -107,7 +107,7 @@ class MapChain(MapDataPipe[Any]):
         self,
         mapping: Mapping[Any, Any],
         *,
-        unmapped: Literal["drop", "keep", "raise"] = "drop",
+        unmapped: Literal["drop", "keep", "raise"] | None = None,
         class_names: Sequence[str] | None = None,
     ) -> MapChain: ...
     def rename_fields(self, **renames: str) -> MapChain: ...
@@ -307,7 +307,7 @@ class IterChain(IterDataPipe[Any]):
         self,
         mapping: Mapping[Any, Any],
         *,
-        unmapped: Literal["drop", "keep", "raise"] = "drop",
+        unmapped: Literal["drop", "keep", "raise"] | None = None,
         class_names: Sequence[str] | None = None,
     ) -> IterChain: ...
     def mix(

@@ -189,13 +189,22 @@ def test_names_of_the_last_release_are_deprecated_but_there() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: kdp.open_shards("a.tar", storage_option={}), r"`kdp\.open_shards\(urls, .*: got an unexpected"),
+        (
+            lambda: kdp.open_shards("a.tar", storage_option={}),
+            r"`kdp\.open_shards`: got an unexpected .*`kdp\.open_shards\(urls, ",
+        ),
         (lambda: kdp.image_folder("a", class_name=["b"]), r"argument 'class_name'\. Did you mean 'class_names'\?"),
-        (lambda: kdp.from_ids(), r"`kdp\.from_ids\(ids, .*: missing a required argument: 'ids'"),
-        (lambda: kdp.stream_shards("a.tar", nonsense=1), r"`kdp\.stream_shards\(.*'nonsense'"),
+        (lambda: kdp.from_ids(), r"`kdp\.from_ids`: missing a required argument: 'ids'"),
+        (lambda: kdp.stream_shards("a.tar", nonsense=1), r"`kdp\.stream_shards`: .*'nonsense'"),
         (lambda: kdp.Loader("photos"), r"A chain begins with a source, like `kdp\.image_folder\(path\)`"),
         (lambda: kdp.Loader([(1, 0)]), r"`kdp\.from_dataset\(dataset\)` begins a chain"),
         (lambda: kdp.from_dataset([1], "x").deal(1, drop_last=True), r"'drop_last'\. Write `uneven=\"drop\"`\."),
+        (lambda: kdp.from_dataset([1], "x").shuffle(buffer_size=9), r"`\.shuffle`: .* with `\.deal\(shuffle=True\)`"),
+        (
+            lambda: kdp.from_dataset([1], "x").deal(1, batchsize=2),
+            r"'batchsize'\. Did you mean 'batch_size'\? The call is",
+        ),
+        (lambda: kdp.from_dataset([1], "x").select(["x", "y"]), r"Write `\.select\('x y'\)`"),
         (lambda: kdp.from_dataset([1], "x").deal(1, num_workers=2), r"`kdp\.Loader\(chain, num_workers=\.\.\.\)`"),
     ],
 )
@@ -263,3 +272,32 @@ assert not failed, failed
 assert "torchdata" in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", ["write_shards", "write_records", "split", "draw", "Loader", "profile", "doctor"])
+def test_functions_that_are_called_like_pipes_say_so(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"It is a function: `kdp\.{name}\(chain, \.\.\.\)`"):
+        getattr(kdp.from_dataset([1], "x"), name)
+    assert callable(getattr(kdp, name))
+
+
+@pytest.mark.parametrize(("write", "options"), [(kdp.write_shards, {"max_samples": 1}), (kdp.write_records, {})])
+def test_writers_say_where_select_belongs(write: Any, options: Any, tmp_path: Path) -> None:
+    chain = kdp.from_dataset([(1, 0)]).select("x y")
+    with pytest.raises(
+        kdp.ChainError, match=r"`kdp\.write_\w+` takes samples, .* Pass it the chain before `\.select\(\)`"
+    ):
+        write(chain, str(tmp_path / "a-%06d.tar"), **options)
+
+
+@pytest.mark.parametrize(
+    ("urls", "hint"),
+    [
+        ("shards", r'Try "shards/%06d\.tar"'),
+        ("a-{000..127}.tar", "Braces name shards to read"),
+        ("a-%06d.tar.gz", "samples in compressed ones cannot be read by position"),
+    ],
+)
+def test_writers_say_how_to_name_shards(urls: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        kdp.write_shards(kdp.from_dataset([(1, 0)]), urls, max_samples=1)

@@ -14,7 +14,7 @@ from kdpipes.core.call_text import CALLED, Called, note_call
 from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.operation import Operation
-from kdpipes.core.registry import pipe_name
+from kdpipes.core.registry import argument_check, pipe_name
 from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import with_first_values
@@ -22,6 +22,10 @@ from kdpipes.core.user_code import with_first_values
 __all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
 
 _NOT_ARGUMENTS = (CALLED, "traits")
+_FUNCTIONS = (  # of kdpipes, that take a chain
+    *("Loader", "class_counts", "doctor", "draw", "plot_classes", "profile", "replay", "show_batch", "split"),
+    *("write_records", "write_shards"),
+)
 _REJECTED = "Not where the source is "  # the docstrings of names that a flavour lacks begin with it
 
 
@@ -30,7 +34,8 @@ class UnknownPipeError(AttributeError):
 
     def __str__(self) -> str:
         owner, name, names = self.args
-        hint = _upstream_with(name, self) or _other_flavour(name) or closest(name, names)
+        hint = _upstream_with(name, self) or _other_flavour(name)
+        hint = hint or (f" It is a function: `kdp.{name}(chain, ...)`." if name in _FUNCTIONS else closest(name, names))
         return f"`{owner}` has no pipe or attribute {name!r}.{hint}"
 
 
@@ -193,7 +198,7 @@ class Pipe(Fingerprinted):
 
         def __getattr__(self, name: str) -> Any:
             try:
-                return _as_method(super().__getattr__(name))  # torch's look-up of functional names
+                return _as_method(super().__getattr__(name), name)  # torch's look-up of functional names
             except AttributeError:
                 if name in type(self).set_by_init:
                     owner = type(self).__name__
@@ -202,19 +207,25 @@ class Pipe(Fingerprinted):
                 if name.startswith("_"):
                     raise
                 if name in NAMES_OF_TORCHDATA and load_torchdata() is not None and name in type(self).functions:
-                    return _as_method(super().__getattr__(name))
+                    return _as_method(super().__getattr__(name), name)
                 raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
 
 
-def _as_method(found: Any) -> Any:
+def _as_method(found: Any, name: str) -> Any:
     """Return a functional pipe as a method whose help shows its arguments, instead of torch's partial."""
     if not isinstance(found, functools.partial):
         return found
 
+    given = found.func.args if isinstance(found.func, functools.partial) else ()
+    stock = [argument for argument in given if isinstance(argument, type)]
+    called = stock[0] if stock else found.func
+    check = argument_check(f".{name}", called) if stock else None  # pipes of kdpipes check their arguments themselves
+
     def method(*args: Any, **kwargs: Any) -> Any:
+        if check is not None:
+            check(None, args, kwargs)
         return found(*args, **kwargs)
 
-    called = next((argument for argument in found.args if isinstance(argument, type)), found.func)  # stock: the class
     method.__signature__ = _without_first(inspect.signature(called))  # type: ignore[attr-defined]
     return functools.update_wrapper(method, called, ("__doc__", "__name__", "__qualname__", "__module__"), ())
 
@@ -227,10 +238,10 @@ def gives_samples(source_datapipe: PipeType, name: str) -> PipeType:
     gives = source_datapipe.traits.gives if isinstance(source_datapipe, Pipe) else "samples"
     if gives != "samples":
         made_by, made = {"items": ("select", "tuples"), "batches": ("deal", "batches")}[gives]
-        raise ChainError(
-            f"`.{name}()` takes samples, but `.{made_by}()` has made {made} of them. Put `.{name}()` before "
-            f"`.{made_by}()`."
-        )
+        is_function = name in _FUNCTIONS
+        hint = f"Pass it the chain before `.{made_by}()`" if is_function else f"Put `.{name}()` before `.{made_by}()`"
+        shown = f"kdp.{name}" if is_function else f".{name}()"
+        raise ChainError(f"`{shown}` takes samples, but `.{made_by}()` has made {made} of them. {hint}.")
     return a_datapipe(source_datapipe)
 
 

@@ -15,6 +15,7 @@ from kdpipes.core.errors import ChainError, check_choice, closest, must_be
 __all__ = [
     "Flavour",
     "Named",
+    "argument_check",
     "called_as",
     "called_directly",
     "functional_pipe",
@@ -34,6 +35,7 @@ _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
 _INDEXED_ONLY = " It needs an indexed source, like `kdp.open_shards`; this is a stream."
 _INSTEAD = {  # hints for arguments that a pipe does not have
     **{("deal", name): _INDEXED_ONLY for name in ("num_batches", "order", "classes_per_batch", "samples_per_class")},
+    ("shuffle", "buffer_size"): " It is for streams. Shuffle an indexed chain with `.deal(shuffle=True)`.",
     ("deal", "drop_last"): ' Write `uneven="drop"`.',
     ("deal", "num_workers"): " Pass it to the loader: `kdp.Loader(chain, num_workers=...)`.",
     ("deal", "collate_fn"): " Add `.collate_samples()` or `.map(function)` after it.",
@@ -125,7 +127,7 @@ def reject_flavour(name: str, *, flavour: Flavour, hint: str) -> None:
 
 def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` with checks of its arguments whose errors show `.name(...)` instead of a class."""
-    check = _argument_check(f".{name}", function)
+    check = argument_check(f".{name}", function)
 
     def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
         check(source_datapipe, args, kwargs)
@@ -134,7 +136,7 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.update_wrapper(pipe, function)
 
 
-def _argument_check(shown: str, function: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
+def argument_check(shown: str, function: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
     """Return a function that raises TypeError if `function` does not take a first argument, `args` and `kwargs`.
 
     Args:
@@ -153,7 +155,7 @@ def _argument_check(shown: str, function: Callable[..., Any]) -> Callable[[Any, 
             what = f"got an unexpected keyword argument {unknown!r}" if unknown else str(error)
             hint = _INSTEAD.get((shown[1:], unknown)) or closest(unknown, names)
             hint += _by_name(error, args, parameters) if shown.startswith(".") else ""
-            raise TypeError(f"`{shown}{inspect.Signature(parameters)}`: {what}.{hint}") from None
+            raise TypeError(f"`{shown}`: {what}.{hint} The call is `{shown}{inspect.Signature(parameters)}`.") from None
 
     return check
 
@@ -189,7 +191,7 @@ def called_as(name: str) -> Callable[[PipeClass], PipeClass]:
     def decorate(pipe_class: PipeClass) -> PipeClass:
         called_directly[pipe_class] = name
         construct: Callable[..., None] = pipe_class.__init__  # type: ignore[misc]
-        check = _argument_check(f"kdp.{name}", construct)
+        check = argument_check(f"kdp.{name}", construct)
 
         @functools.wraps(construct)
         def constructed(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -162,6 +162,7 @@ def _shares(y: torch.Tensor, num_classes: int | None) -> torch.Tensor:
     if len(wrong):
         raise DataError(
             f"Labels must be from 0 to {num_classes - 1}, or -1 for unlabelled samples, but one is {wrong[0].item()}: "
-            f"`num_classes` is {num_classes}."
+            f"`num_classes` is {num_classes}. Labels keep their numbers when classes are dropped: pass a larger "
+            "`num_classes`, or renumber the classes with `.map_classes(...)`."
         )
     return (classes[:, None] == torch.arange(num_classes, device=y.device)).float()

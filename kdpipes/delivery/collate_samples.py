@@ -387,8 +387,13 @@ def _stacked(values: list[Any], name: str, pad: float | None, empty: Allocate | 
     if len(set(shapes)) == 1:
         return _stack(values, empty) if isinstance(values[0], torch.Tensor) else _stack_arrays(values, empty)
     if len({len(shape) for shape in shapes}) > 1 or pad is None:
-        can_pad = pad is None and name.isidentifier()
-        hint = f' Make their shapes equal, or pad them: `.collate_samples(pad={{"{name}": 0}})`.' if can_pad else ""
+        can_pad, are_images = pad is None and name.isidentifier(), all(_is_image_shape(shape) for shape in shapes)
+        resize = ", as `kdp.Resize((224, 224))` and `kdp.CenterCrop(224)` do" if are_images else ""
+        hint = (
+            f' Make their shapes equal{resize}, or pad them: `.collate_samples(pad={{"{name}": 0}})`.'
+            if can_pad
+            else ""
+        )
         shown = ", ".join(str(list(shape)) for shape in sorted(set(shapes))[:4])
         raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{hint}")
     tensors = [_as_tensor(value) for value in values]
@@ -397,6 +402,10 @@ def _stacked(values: list[Any], name: str, pad: float | None, empty: Allocate | 
     for row, tensor in zip(batch, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
     return batch
+
+
+def _is_image_shape(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[0] in (1, 3)
 
 
 def _is_ragged(kind: str, values: Sequence[Any]) -> bool:

@@ -151,7 +151,10 @@ class Checkpointer:
         else:
             difference = "it is of version 1, which kdpipes 0.1 wrote, and identifies chains by other hashes."
         if difference and strict:
-            hint = "`load_state_dict(state, strict=False)` ignores the difference."
+            hint = (
+                "Make the chain as it was when the state was saved. If you changed it on purpose, "
+                "`load_state_dict(state, strict=False)` resumes at the same batch of the changed chain."
+            )
             raise ValueError(f"The state does not fit the chain: {difference} {hint}")
         self._reject_other_numbers(state)
         if difference:
@@ -191,13 +194,15 @@ class Checkpointer:
         if size != now.get("global_batch_size"):
             raise ValueError(
                 f"The state counts global batches of {size} samples, but this loader's have "
-                f"{now.get('global_batch_size')}. Use `deal(global_batch_size={size})`, which all ranks share."
+                f"{now.get('global_batch_size')}. Deal with the same batch size: `deal(batch_size={size})` on one "
+                f"rank, or `deal(global_batch_size={size})` for all ranks together."
             )
         then, pieces = state.get("pieces", 1), now.get("pieces", 1)
         if then != pieces:
             raise ValueError(
-                f"The state counts global batches of pieces from {then} lanes each, but this loader's have {pieces}. "
-                f"Use `deal(global_batch_size={size}, max_ranks={then})`, which does not depend on the number of ranks."
+                f"The state was saved when each global batch was made from {then} lanes, but this loader uses "
+                f"{pieces}. Without `max_ranks`, this is the number of ranks. Use "
+                f"`deal(global_batch_size={size}, max_ranks={then})`, which does not depend on the number of ranks."
             )
         for name in ("num_workers", "num_ranks"):
             if name in now and now[name] != state.get(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from kdpipes.storage.shared import Shared
 __all__ = ["ClassMapperIterDataPipe", "ClassMapperMapDataPipe"]
 
 Unmapped = Literal["drop", "keep", "raise"]
+_NUM_SHOWN = 5  # dropped classes that a warning names
 _DROPPED: Any = object()
 _SEVERAL = ()  # the label of a sample with no object or several objects
 
@@ -36,7 +38,7 @@ def _as_plain(entry: Any) -> Any:
 class _Mapping:
     """The arguments of `map_classes`, and the mapping of labels."""
 
-    def __init__(self, mapping: Any, unmapped: Unmapped, class_names: Sequence[str] | None) -> None:
+    def __init__(self, mapping: Any, unmapped: Unmapped | None, class_names: Sequence[str] | None) -> None:
         if not isinstance(mapping, Mapping) or not mapping:
             raise TypeError(must_be("mapping", 'a dictionary of classes, like {"pony": "horse"}', mapping))
         mapping = {_as_plain(old): _as_plain(new) for old, new in mapping.items()}
@@ -45,8 +47,10 @@ class _Mapping:
             raise TypeError(must_be("mapping", "a dictionary of class numbers or names", mapping))
         if len({isinstance(entry, str) for entry in mapping.values()}) > 1:
             raise ValueError(must_be("mapping", "to numbers or to names, not to both", mapping))
-        check_choice("unmapped", unmapped, ("drop", "keep", "raise"))
-        self._unmapped = unmapped
+        if unmapped is not None:
+            check_choice("unmapped", unmapped, ("drop", "keep", "raise"))
+        self._unmapped = unmapped or "drop"
+        self._warns = unmapped is None
         self._class_names = check_names("class_names", class_names)
         self._mapping = dict(mapping)
         if self._class_names is not None:
@@ -55,7 +59,7 @@ class _Mapping:
 
     def fingerprinted(self) -> Any:
         """Return the data that identify the mapping, in the form of the states of kdpipes 0.1."""
-        known = {name: value for name, value in vars(self).items() if name != "_class_names"}
+        known = {name: value for name, value in vars(self).items() if name not in ("_class_names", "_warns")}
         return known if self._class_names is None else (known, self._class_names)
 
     def names(self, known: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -79,6 +83,18 @@ class _Mapping:
                 table |= {number: self._kept(name) for number, name in enumerate(known) if number not in table}
             table = {old: names.index(new) if isinstance(new, str) else new for old, new in table.items()}
         return table
+
+    def warn_of(self, dropped: Sequence[Any], names: Any) -> None:
+        """Warn that classes are dropped, unless `unmapped` was passed."""
+        if not self._warns or not dropped:
+            return
+        several = ", ".join(shown(label, names) for label in dropped[:_NUM_SHOWN])
+        more = f" and {len(dropped) - _NUM_SHOWN} more" if len(dropped) > _NUM_SHOWN else ""
+        warnings.warn(
+            f"`map_classes` drops all samples of the classes that `mapping` does not name: {several}{more}. Pass "
+            '`unmapped="keep"` to keep them, or `unmapped="drop"` to drop them without this warning.',
+            stacklevel=2,
+        )
 
     def _kept(self, label: Any) -> Any:
         """Return the new label of a class that `unmapped="keep"` keeps."""
@@ -137,7 +153,7 @@ class ClassMapperMapDataPipe(PlanPipe):
         source_datapipe: A pipe of samples, indexed or a stream.
         mapping: A dictionary from old to new classes. Both are numbers or names.
         unmapped: What to do with unlabelled samples and samples of other classes: "drop" them, "keep" them unchanged,
-            or "raise" an error.
+            or "raise" an error. By default, they are dropped, with a warning that names the classes.
         class_names: The names of the new classes 0, 1, ...
 
     Length: The number of samples that are kept; unknown for a stream.
@@ -162,7 +178,7 @@ class ClassMapperMapDataPipe(PlanPipe):
         source_datapipe: MapPipe,
         mapping: Mapping[Any, Any],
         *,
-        unmapped: Unmapped = "drop",
+        unmapped: Unmapped | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(source_datapipe)
@@ -186,6 +202,8 @@ class ClassMapperMapDataPipe(PlanPipe):
             self._mapping.apply(value, table, functools.partial(self._key_of, first), known)
             for value, first in zip(values, firsts, strict=True)
         ]
+        dropped = [value for value, entry in zip(values, new, strict=True) if entry is _DROPPED and _is_class(value)]
+        self._mapping.warn_of(dropped, known)
         positions = np.flatnonzero(np.asarray([entry is not _DROPPED for entry in new])[inverse])
         column = as_column([0 if entry is _DROPPED else entry for entry in new])
         self._labels = Shared(column[inverse[positions]])
@@ -229,7 +247,7 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
         source_datapipe: IterDataPipe[Any],
         mapping: Mapping[Any, Any],
         *,
-        unmapped: Unmapped = "drop",
+        unmapped: Unmapped | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(source_datapipe)
@@ -237,7 +255,7 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
 
     def samples(self) -> Iterator[Sample]:
         tables: dict[bool, dict[Any, Any]] = {}
-        known = super().class_names()
+        known, dropped = super().class_names(), set[Any]()
         for sample in samples_of(self.source, "map_classes"):
             label = _only(sample["y"])
             are_names = isinstance(label, str)
@@ -249,6 +267,9 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
             if new is not _DROPPED:
                 sample["y"] = new
                 yield sample
+            elif _is_class(label) and label not in dropped:
+                dropped.add(label)
+                self._mapping.warn_of([label], known)
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._mapping.names(super().class_names())

@@ -316,7 +316,8 @@ class _Headers:
 def truncated(name: str, offset: int, size: int, num_there: int) -> UnreadableTarError:
     """Return the error for a member whose content is truncated."""
     return UnreadableTarError(
-        f"is truncated in member {name!r} at offset {offset}: {size} bytes are due, {num_there} are there"
+        f"is truncated in member {name!r} at offset {offset}: {size} bytes are due, {num_there} are there; "
+        "copy or write the shard again"
     )
 
 

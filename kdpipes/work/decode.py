@@ -26,6 +26,7 @@ from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, d
 
 __all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "Mode", "UnchangedImages", "orientation_of"]
 
+_REMEDY = 'Replace the file, or leave out such samples with `.on_error("skip")`.'
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
 _ORIENTATION = 0x0112  # the tag of EXIF
@@ -257,7 +258,7 @@ class EncodedImage:
                 image.draft(None, (width // factor, height // factor))
             image = _converted(image, self.mode)
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-            raise DataError(f"{self._who()} cannot be decoded: {error}.") from error
+            raise DataError(f"{self._who()} cannot be decoded: {error}. {_REMEDY}") from error
         finally:
             self._image = None
         return image
@@ -312,7 +313,7 @@ class EncodedImage:
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
                 what = f"its {len(self.content)} bytes are not an image that Pillow can identify{reason}"
-                raise DataError(f"{self._who()} cannot be read: {what}.") from error
+                raise DataError(f"{self._who()} cannot be read: {what}. {_REMEDY}") from error
         return self._image
 
 

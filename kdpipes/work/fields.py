@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
@@ -228,13 +228,16 @@ class Selector(Operation):
 
     def __init__(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> None:
         if not isinstance(mode, str):
-            raise TypeError(must_be("mode", 'names in one string, like "x y"', mode))
+            _reject_names(mode)
         if not mode.split():
             raise ValueError(must_be("mode", 'at least one name, like "x y"', mode))
         if not isinstance(return_ctx, bool):
             raise TypeError(must_be("return_ctx", "True or False", return_ctx, 'Names go into one string: "x y".'))
         if "," in mode:
-            raise ValueError(must_be("mode", 'names separated by spaces, like "x y"', mode))
+            spaced = " ".join(mode.replace(",", " ").split())
+            raise ValueError(
+                f"`select` takes names separated by spaces, but got {mode!r}. Write `.select({spaced!r})`."
+            )
         if check_flag("as_dict", as_dict) and check_flag("bare", bare):
             raise ValueError(must_be("bare", "False if `as_dict` is True", bare, "Choose one of the two."))
         if check_flag("bare", bare) and len(mode.split()) > 1:
@@ -291,6 +294,12 @@ class Selector(Operation):
         for name in self.names:
             if name not in known and name not in _SPECIAL and not name.startswith(_CTX):
                 reject_field(name, "The source", known)
+
+
+def _reject_names(names: Any) -> NoReturn:
+    is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    hint = f" Write `.select({' '.join(names)!r})`." if is_list else ""
+    raise TypeError(f"`select` takes names in one string, like `.select('x y')`, but got {names!r}.{hint}")
 
 
 def _part(entry: Any, name: str) -> Any:

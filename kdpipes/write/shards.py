@@ -256,9 +256,14 @@ class ShardPlaces:
         found = list(_NUMBER.finditer(name))
         if len(found) != 1 or not name.endswith(".tar") or "::" in text or text.startswith("pipe:"):
             rule = 'a path or URL of tars with one number in the file name, like "train-%06d.tar"'
-            raise ValueError(
-                must_be("urls", rule, pattern, "Shards are plain tars: compressed ones have no positions.")
-            )
+            hint = ""
+            if name.endswith((".gz", ".bz2", ".xz", ".zst", ".tgz")):
+                hint = "Shards are plain tars, because samples in compressed ones cannot be read by position."
+            elif "{" in name:
+                hint = "Braces name shards to read. To write, put `%06d` in place of the number."
+            elif not found and not name.endswith(".tar"):
+                hint = f'Try "{text.rstrip("/")}/%06d.tar".'
+            raise ValueError(must_be("urls", rule, pattern, hint))
         self._folder, self._head, self._tail = folder + slash, name[: found[0].start()], name[found[0].end() :]
         self._number = found[0][0]
         self.is_local = is_local(text)

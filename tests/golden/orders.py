@@ -98,7 +98,9 @@ ENTRIES: dict[str, Callable[[Path], Any]] = {
     "filter_classes, valid": lambda _: order(indexed().filter_classes(valid=["heron", "gull"])),
     "filter_classes, invalid": lambda _: order(indexed().filter_classes(invalid=[1])),
     "filter_classes, stream": lambda _: order(stream().filter_classes(invalid=[1])),
-    "map_classes, drop": lambda _: order(indexed().map_classes({"heron": "bird", "gull": "bird"}), "x y"),
+    "map_classes, drop": lambda _: order(
+        indexed().map_classes({"heron": "bird", "gull": "bird"}, unmapped="drop"), "x y"
+    ),
     "map_classes, keep": lambda _: order(indexed().map_classes({0: 1, 2: 0}, unmapped="keep"), "x y"),
     "map_classes, stream": lambda _: order(stream().map_classes({0: 1, 2: 0}, unmapped="keep"), "x y"),
     "oversample, multiply": lambda _: order(indexed().oversample()),

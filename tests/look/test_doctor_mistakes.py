@@ -240,8 +240,8 @@ def test_numbered_classes_without_names_are_found() -> None:
     assert "`class_names=[...]`" in finding.fix
     for chain in (
         pets.map_classes({"cat": 1, "dog": 0}, class_names=["dog", "cat"]),
-        pets.map_classes({"cat": "animal"}),
-        numbers().map_classes({0: 1}),
+        pets.map_classes({"cat": "animal"}, unmapped="drop"),
+        numbers().map_classes({0: 1}, unmapped="drop"),
     ):
         assert found(chain.select("y").deal(batch_size=4)) == []
 

@@ -102,7 +102,7 @@ def follow(pipe: Any, items: Items, step: Step, *, is_stream: bool) -> tuple[Any
     build: dict[str, Callable[[], Any]] = {
         "slice": lambda: pipe[value],
         "subset": lambda: pipe.subset(value),
-        "map": lambda: pipe.map_classes(value),
+        "map": lambda: pipe.map_classes(value, unmapped="drop"),
         "first": lambda: pipe.take_per_class(num_samples=value),
         "half": lambda: pipe.take_percent(**{"from_percent" if value else "to_percent": 0.5}),
         "permute": lambda: pipe.permute(value),

@@ -18,6 +18,7 @@ PETS = ("cat", "pony", "dog", "horse")
 def both(labels: list[Any], known: Any, mapping: Any, **given: Any) -> tuple[list[str], list[Any], Any]:
     """Return keys, labels and class names behind the mapping, after seeing that both flavours agree."""
     rows = list(zip(map(str, range(len(labels))), labels, strict=True))
+    given.setdefault("unmapped", "drop")
     indexed = kdp.from_dataset(rows, class_names=known)
     indexed = indexed.map_classes(mapping, **given)
 
@@ -84,7 +85,9 @@ def test_pascal_voc_becomes_cifar_10() -> None:
     assert both(objects, None, voc, class_names=cifar) == (["0", "3", "4"], [0, 5, 1], tuple(cifar))
     numbers = {name: cifar.index(new) for name, new in voc.items()}
     assert both(objects, None, numbers, class_names=cifar) == (["0", "3", "4"], [0, 5, 1], tuple(cifar))
-    pipe = kdp.from_dataset(list("abcdef"), "x", labels=objects).map_classes(numbers, class_names=cifar)
+    pipe = kdp.from_dataset(list("abcdef"), "x", labels=objects).map_classes(
+        numbers, unmapped="drop", class_names=cifar
+    )
     assert pipe.filter_classes(valid=["dog"]).column("x").tolist() == ["d"]
 
 
@@ -126,7 +129,9 @@ def test_any_mapping_is_the_naive_one(labels: list[int], mapping: dict[int, int]
 
 def test_the_plan_goes_on_behind_it() -> None:
     pipe = kdp.from_dataset(list("abcdef"), "x", labels=[0, 1, 2, 3, 1, 1], class_names=PETS)
-    mapped = pipe.map_classes({"pony": "horse", "horse": "horse", "dog": "dog"}).oversample(mode="exact")
+    mapped = pipe.map_classes({"pony": "horse", "horse": "horse", "dog": "dog"}, unmapped="drop").oversample(
+        mode="exact"
+    )
     assert mapped.column("y").tolist() == [0] * 4 + [1] * 4
     assert [sample["y"] for sample in mapped.filter_classes(valid=["dog"])] == [1] * 4
     assert mapped.select("x y").deal(batch_size=8).collate_samples()
@@ -161,3 +166,15 @@ def test_targets_are_numbers_or_names_but_not_both() -> None:
 def test_integers_of_numpy_are_class_numbers() -> None:
     pipe = kdp.from_dataset([("a", 0), ("b", 1)]).map_classes({np.int64(0): np.int64(5), 1: 6})
     assert pipe.column("y").tolist() == [5, 6]
+
+
+def test_classes_without_a_mapping_are_dropped_with_a_warning() -> None:
+    labels = [*"abcdefgh", -1, "b"]
+    pipe = kdp.from_dataset([(n, label) for n, label in enumerate(labels)])
+    with pytest.warns(UserWarning, match=r"not name: 'c', 'd', 'e', 'f', 'g' and 1 more\. Pass `unmapped=\"keep\"`"):
+        assert len(pipe.map_classes({"a": "x", "b": "x"})) == 3
+    stream = IterableWrapper([(0, "a"), (1, "b"), (2, "b")]).to_samples(fields="x y")
+    with pytest.warns(UserWarning, match="not name: 'b'") as caught:
+        assert len(list(stream.map_classes({"a": "x"}))) == 1
+    assert len(caught) == 1
+    assert len(kdp.from_dataset([(0, 0), (1, -1)]).map_classes({0: 1})) == 1, "no warning of unlabelled samples"

@@ -71,7 +71,7 @@ CHAINS: dict[str, Callable[[Any, Any], Any]] = {
     "concat": lambda one, other: kdp.concat(one, other.subset(np.array([40, -1], dtype=np.int64) % 36), one),
     "repeat": lambda one, _: one.filter_classes(valid=[3]).repeat_until(repetitions=3),
     "permute": lambda one, _: one.permute(seed=3)[5:-3:2],
-    "map_classes": lambda one, _: one.map_classes({"gull": "sea", "tern": "sea", "stork": "land"}),
+    "map_classes": lambda one, _: one.map_classes({"gull": "sea", "tern": "sea", "stork": "land"}, unmapped="drop"),
     "deep": lambda one, other: (
         kdp.concat(one.permute(seed=1), other.filter_classes(valid=[2])).mix(one[::-2]).repeat_until(min_size=90)
     ),

@@ -85,5 +85,5 @@ def test_columns_and_fields_pass_through() -> None:
     pipe = indexed().record_ctx()
     assert pipe.column("y").tolist() == [100, 200]
     assert pipe.field_names() == {"x", "y"}
-    with pytest.raises(TypeError, match=r"`\.record_ctx\(\)`: too many positional arguments"):
+    with pytest.raises(TypeError, match=r"`\.record_ctx`: too many positional arguments"):
         pipe.record_ctx(True)

@@ -130,8 +130,13 @@ def test_an_unknown_field_is_an_error_when_built_if_known() -> None:
 
 def test_bad_arguments_are_rejected_when_the_chain_is_built() -> None:
     for make in (Counting, stream):
-        for mode, error in ((("x", "y"), TypeError), (" ", ValueError)):
-            with pytest.raises(error, match=r'`mode` must be .*like "x y"'):
+        for mode, error, words in (
+            (("x", "y"), TypeError, r"got \('x', 'y'\). Write `\.select\('x y'\)`"),
+            (3, TypeError, "`select` takes names in one string, like .* but got 3"),
+            ("x, y", ValueError, r"Write `\.select\('x y'\)`"),
+            (" ", ValueError, '`mode` must be at least one name, like "x y"'),
+        ):
+            with pytest.raises(error, match=words):
                 make().select(mode)
         with pytest.raises(TypeError, match="`return_ctx` must be True or False, but is 'ctx' instead"):
             make().select("x", return_ctx="ctx")

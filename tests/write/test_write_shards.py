@@ -184,7 +184,7 @@ def test_an_empty_chain_gives_no_shard(letters: Any, tmp_path: Path) -> None:
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"urls": "train.tar"}, ValueError, "`urls` must be a path or URL of tars with one number in the file name"),
-    ({"urls": "train-%06d.tar.gz"}, ValueError, "compressed ones have no positions"),
+    ({"urls": "train-%06d.tar.gz"}, ValueError, "compressed ones cannot be read by position"),
     ({"urls": "%d/train-%06d-%d.tar"}, ValueError, "with one number in the file name"),
     ({"urls": "pipe:cat > train-%06d.tar"}, ValueError, "`urls` must be"),
     ({"urls": 3}, TypeError, "`urls` must be a path or URL, but is 3 instead"),
@@ -215,7 +215,7 @@ def test_bad_arguments_are_rejected_before_anything_is_written(
 
 
 def test_chains_that_give_no_samples_are_rejected(letters: Any, photo_shards: str, tmp_path: Path) -> None:
-    with pytest.raises(ChainError, match=r"Put `\.write_shards\(\)` before `\.select\(\)`"):
+    with pytest.raises(ChainError, match=r"Pass it the chain before `\.select\(\)`"):
         write(letters.select("x y"), tmp_path)
     with pytest.raises(ChainError, match="made batches of them"):
         write(letters.deal(batch_size=2), tmp_path)

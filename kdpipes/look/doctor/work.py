@@ -58,7 +58,8 @@ def held_generators(chain: Chain, facts: Facts) -> Iterator[Wrong]:
                     f"`{name}` holds a random generator of its own.",
                     "Each worker has a copy of it: they draw the same numbers, in an order that depends on the number "
                     "of workers, and nothing records them.",
-                    "Take a parameter `rng`, which is the sample's own generator: `def f(x, rng)`.",
+                    "Take a parameter `rng`, which is the sample's own generator: `def f(x, rng)`, or "
+                    "`def __call__(self, sample, rng)` of an operation.",
                 )
 
 
