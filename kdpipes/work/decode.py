@@ -256,12 +256,15 @@ class EncodedImage:
             if factor > 1:
                 width, height = image.size
                 image.draft(None, (width // factor, height // factor))
-            image = _converted(image, self.mode)
+            image.load()
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
             raise DataError(f"{self._who()} cannot be decoded: {error}. {_REMEDY}") from error
         finally:
             self._image = None
-        return image
+        try:
+            return _converted(image, self.mode)
+        except ValueError as error:
+            raise DataError(f"{self._who()} cannot be decoded: {error}.") from error
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.decoded(), dtype=dtype)
