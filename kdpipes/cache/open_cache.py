@@ -162,7 +162,10 @@ class CacheReaderMapDataPipe(MapPipe):
         if self._samples is None:
             found = read_list(self._store)
             if found is None and (rejection := self._store.rejection) is not None:
-                raise DataError(f"The cache {self._url!r} {rejection.reason}. {rejection.hint}")
+                raise DataError(
+                    f"The list of samples in the cache {self._url!r} could not be read, because the cache "
+                    f"{rejection.reason}. {rejection.hint}"
+                )
             if found is None:
                 raise DataError(
                     f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete. "

@@ -98,12 +98,14 @@ def _made_and_held(path: str) -> int | None:
                 raise
             raise PermissionError(
                 f"{path!r} exists, but is not a folder of this user: it is a file, a link, or another user's folder. "
-                "Use another name, or remove it."
+                "Pass another `name=`, or remove it."
             ) from error
         status = os.fstat(lock)
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             os.close(lock)
-            raise PermissionError(f"{path!r} belongs to another user, or is open to others: use another name.")
+            raise PermissionError(
+                f"{path!r} belongs to another user, or other users can access it. Pass another `name=`."
+            )
         fcntl.flock(lock, fcntl.LOCK_SH)
         if is_at(path, lock):
             return lock

@@ -38,7 +38,9 @@ def chain_of(place: str) -> Any:
         raise ValueError(f"The chain must be named as module:name or file.py:name, but is {place!r} instead.")
     names = _names_in(module)
     if name not in names:
-        raise ValueError(f"{module} has no {name!r}.{closest(name, names)}")
+        raise ValueError(
+            f"{module} does not define {name!r}.{closest(name, names)} `kdpipes doctor {module}` lists its chains."
+        )
     found = names[name]
     chain = found if isinstance(found, IterDataPipe | MapDataPipe) else found() if callable(found) else None
     if not isinstance(chain, IterDataPipe | MapDataPipe):

@@ -131,7 +131,7 @@ def check_one_of(**arguments: object) -> None:
 
 
 def check_names(param: str, names: Any) -> tuple[str, ...] | None:
-    """Return `names` as a tuple of strings, or None for None.
+    """Return `names` as a tuple of strings, or None if `names` is None.
 
     A single string is an error. So are sets and dictionaries, because the order of a set differs between processes.
     """

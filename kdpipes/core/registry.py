@@ -84,7 +84,9 @@ def note_methods(pipe_class: type, *, flavour: Flavour) -> None:
 
 
 def functional_pipe(name: str, *, flavour: Flavour, doc_of: type | None = None) -> Callable[[PipeClass], PipeClass]:
-    """Register a pipe class whose first parameter is `source_datapipe` as `.name(...)` on pipes of `flavour`.
+    """Register a pipe class as the method `.name(...)` of all indexed pipes ("map") or all streams ("iter").
+
+    The first parameter of the class must be the source.
 
     Args:
         name: The functional name.

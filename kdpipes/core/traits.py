@@ -116,7 +116,7 @@ class Traits:
         return (known - old) | frozenset(self.renames) | self.changes
 
     def column_before(self, name: str) -> str | None:
-        """Return the field upstream that holds the values of field `name`; None if the operation makes new ones."""
+        """Return the name of the upstream field whose values become field `name`; None if they are computed anew."""
         if name in self.renames:
             names = self.renames[name]
             return names[0] if len(names) == 1 else None

@@ -434,5 +434,8 @@ def _common_dtype(tensors: list[torch.Tensor], name: str, pad: float) -> torch.d
     dtypes = [tensor.dtype for tensor in tensors if tensor.numel()] or [tensors[0].dtype]
     dtype = functools.reduce(torch.promote_types, dtypes)
     if torch.tensor(pad).to(dtype).item() != pad:
-        raise DataError(f"Field {name!r} is of {dtype}, which cannot hold the `pad` {pad!r}.")
+        raise DataError(
+            f"Field {name!r} has dtype {dtype}, which cannot represent the `pad` value {pad!r}. Choose another "
+            "`pad`, or convert the field to another dtype first."
+        )
     return dtype

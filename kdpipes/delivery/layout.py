@@ -102,7 +102,10 @@ class Sharding:
         return self.worker * self.num_ranks + self.rank, self.num_ranks * self.num_workers
 
     def ranks_here(self) -> range:
-        """Return the ranks on this machine, whose number torchrun sets in the environment; otherwise only this rank."""
+        """Return the ranks on this machine, counted by `LOCAL_WORLD_SIZE`, which torchrun sets.
+
+        If it is not set, or does not divide the number of ranks, return only this rank.
+        """
         number = os.environ.get("LOCAL_WORLD_SIZE", "1")
         size = int(number) if number.isdecimal() and int(number) and self.num_ranks % int(number) == 0 else 1
         first = self.rank - self.rank % size

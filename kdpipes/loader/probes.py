@@ -54,14 +54,14 @@ class Probes:
         return number
 
     def on(self) -> None:
-        """Begin to measure: between two items."""
+        """Start measuring. Call this only between two items."""
         if not self.is_on:
             self.is_on = True
             for pipe, methods in self._by_sample:
                 vars(pipe).update(methods)
 
     def off(self) -> None:
-        """End measuring: between two items."""
+        """Stop measuring. Call this only between two items."""
         if self.is_on:
             self.is_on = False
             for pipe, methods in self._by_sample:

@@ -170,7 +170,7 @@ class ReadingService:
         return self._checkpointer.state_at(self._position)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Let the next iteration go on where a state was taken."""
+        """Resume the next iteration at the position where the state was saved."""
         self.start_at(self._checkpointer.position_in(state_dict, strict=strict))
 
     def start_at(self, position: Position) -> None:

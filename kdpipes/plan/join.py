@@ -120,9 +120,10 @@ class JoinerMapDataPipe(PlanPipe):
         for place, key in enumerate(others):
             first = places.setdefault(self._on(key), place)
             if first != place:
+                hint = "" if key == others[first] else ", or pass a function `on=` that gives them different values"
                 raise DataError(
-                    f"`join` needs each key of the other source once, but {others[first]!r} and {key!r} both stand for "
-                    f"{self._on(key)!r}. Pass a function `on=` that tells them apart."
+                    f"`join` needs unique keys in the other source, but its keys {others[first]!r} and {key!r} both "
+                    f"match {self._on(key)!r}. Remove the duplicate{hint}."
                 )
         partners = np.asarray([places.get(self._on(key), -1) for key in keys], dtype=np.int64)
         missing = np.flatnonzero(partners < 0)

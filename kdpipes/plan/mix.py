@@ -293,7 +293,10 @@ class MixerMapDataPipe(PlanPipe):
             weights = self._weights_of(len(counts))
             empty = next((n for n, weight in enumerate(weights) if weight and not len(self.sources[n])), None)
             if empty is not None:
-                raise ChainError(f"`mix` must take samples from source {empty}, which is empty. Leave it out.")
+                raise ChainError(
+                    f"Source {empty} of `mix` (counting from 0) is empty, but its weight is above 0. Remove it, "
+                    "or give it the weight 0."
+                )
             counts.append(share_exactly(total, weights))
         self._counts = counts  # in one step, because worker threads share the pipe
         return counts[epoch]

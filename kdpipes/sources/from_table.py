@@ -249,7 +249,9 @@ def _read(url: str, *, header: bool) -> pa.Table:
             converting = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # an empty label is a missing one
             return pyarrow.csv.read_csv(file, options, parsing, converting)
     except arrow.ArrowInvalid as error:
-        raise DataError(f"{url!r} is not a table that pyarrow can read: {error}") from error
+        raise DataError(
+            f"{url!r} is not a table that pyarrow can read: {error}. Check the file, or pass a table."
+        ) from error
 
 
 def _one(column: Any) -> Any:

@@ -83,8 +83,8 @@ def header_of(content: bytes, place: str) -> Header:
         written = said["layout"], said["format"]
         if written != (_LAYOUT, FORMAT):
             raise DataError(
-                f"{place!r} holds {written[0]} of format {written[1]!r}, but this kdpipes reads format {FORMAT} of "
-                f"{_LAYOUT}. Read it with the version that has written it."
+                f"{place!r} contains {written[0]!r} in format {written[1]!r}, but this version of kdpipes reads only "
+                f"{_LAYOUT!r} in format {FORMAT}. Use the version that wrote it, or write the records again."
             )
         names = said["class_names"]
         return Header(int(said["num_parts"]), str(said["source"]), None if names is None else tuple(map(str, names)))

@@ -100,7 +100,11 @@ class ShardCache:
         return self._fetcher().folder.has(shard)
 
     def path_of(self, shard: Shard, *, fetches: bool) -> str | None:
-        """Return the path of a shard in the cache; if `fetches`, it is downloaded. None if it is not there."""
+        """Return the path of a shard in the cache, or None if it is not there.
+
+        With `fetches`, the shard is downloaded first if it is missing; None then means that it could not be cached, or
+        has been replaced in storage.
+        """
         try:
             file = self._file(shard, fetches=fetches)
         except ReplacedError:

@@ -100,7 +100,7 @@ class ShardIndex:
                 raise ValueError("it is not complete")
             return cls(Version(int(header["size"]), str(header["tag"])), keys, places, columns)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"Index {url!r} cannot be read: {type(error).__name__}: {error}.") from error
+            raise DataError(f"Index {url!r} is damaged: {error}. Write it again with `kdpipes index`.") from error
 
 
 def _packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, NDArray[Any]]]) -> bytes:

@@ -96,7 +96,7 @@ class Fault:
         if self.probability is not None and not (is_number(self.probability) and 0 <= self.probability <= 1):
             raise ValueError(must_be("probability", "from 0 to 1", self.probability))
         if self.every is not None and self.probability is not None:
-            raise ValueError("`every` and `probability` must not both be given.")
+            raise ValueError("`every` and `probability` cannot be combined. Remove one of them.")
         if not is_number(self.seconds) or self.seconds < 0 or (self.kind == "latency" and not self.seconds):
             raise ValueError(must_be("seconds", "a number of seconds above 0", self.seconds))
         if (self.kind == "slow") != (self.bytes_per_s is not None) or not (self.bytes_per_s or 1) > 0:

@@ -129,7 +129,7 @@ def as_image(value: Any, owner: str, least: tuple[int, int] | None = None) -> An
 
 
 def like(value: Any, image: Any) -> Any:
-    """Return `image`, which was made from `value`, in the type of `value`."""
+    """Return `image` converted to the type of `value`, the image that it was made from."""
     is_ours = isinstance(value, EncodedImage | DecodedImage) and isinstance(image, torch.Tensor)
     return DecodedImage(image) if is_ours else image
 
@@ -192,7 +192,8 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
     antialiased = partial(functional.interpolate, mode=interpolation, align_corners=False, antialias=True)
     is_bytes = image.dtype == torch.uint8
     if not is_bytes and not image.is_floating_point():
-        raise TypeError(f"Only tensors of uint8 or float can be resized by {interpolation!r}, but got {image.dtype}.")
+        hint = 'Convert the tensor first, or use `interpolation="nearest"`.'
+        raise TypeError(f"Only uint8 and float tensors can be resized by {interpolation!r}, not {image.dtype}. {hint}")
     lead = image.shape[:-2]
     is_quick = is_bytes and min(size[1], image.shape[-1]) > 1 and image.device.type == "cpu"
     if is_quick and image.dim() == 3 and image.stride(0) == 1:  # channels last, which is fastest, and is kept

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.errors import ChainError, must_be
+from kdpipes.core.errors import ChainError, masked, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
@@ -57,7 +57,7 @@ class FileLocalizer(Fingerprinted):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
-            raise TypeError(must_be("local_root", "a local folder", local_root))
+            raise TypeError(must_be("local_root", "a path to a local folder, not a URL", local_root))
         if global_root is not None and not isinstance(global_root, str | os.PathLike):
             raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
         self._access = Access(storage_options=storage_options)
@@ -92,8 +92,13 @@ class FileLocalizer(Fingerprinted):
             prefix = root if root.endswith("/") else f"{root}/"
             name = first.removeprefix(prefix) if first.startswith(prefix) and rest == root_rest else ""
         if not name or name.endswith("/") or not is_inside(name) or (rest and self._global_root is None):
-            below = "a folder, or `global_root` be given" if self._global_root is None else repr(self._global_root)
-            raise ValueError(must_be("path", f"a file below {below}", url))
+            if self._global_root is None:
+                hint = "Pass `global_root=`, the folder or URL that contains all files."
+                raise ValueError(f"Cannot derive a local file name from {masked(url)!r}. {hint}")
+            raise ValueError(
+                f"{masked(url)!r} is not a file below `global_root`, {masked(self._global_root)!r}. Pass a "
+                "`global_root` that contains it."
+            )
         return name
 
     def _copy(self, url: str, target: Path) -> None:

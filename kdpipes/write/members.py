@@ -261,7 +261,11 @@ def _image_bytes(value: Any, kind: str) -> bytes:
     file = io.BytesIO()
     image = _as_pil(value)
     if image.mode not in _MODES.get(kind, (image.mode,)):
-        raise ChainError(f"an image of mode {image.mode!r} would lose values")
+        instead = "tif" if image.mode == "F" else "png"
+        raise ChainError(
+            f"{kind!r} cannot store an image of mode {image.mode!r} without loss: choose another format, such as "
+            f"{instead!r}, or convert the image"
+        )
     image = image.convert("RGB") if kind == "jpg" and image.mode in ("RGBA", "LA") else image
     image.save(file, _FORMATS[kind], **_OPTIONS.get(kind, {}))
     return file.getvalue()

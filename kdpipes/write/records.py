@@ -242,11 +242,15 @@ def _check_claim(folder: Path, header: Header) -> bool:
     if found is None:
         other = next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(".")), None)
         if other is not None and (found := read_header(folder)) is None:  # unless a process has just begun to write
-            raise DataError(f"{str(folder)!r} holds no records, but {other!r}. Give an empty folder, or a new one.")
+            raise DataError(
+                f"The folder {str(folder)!r} is not empty, and contains no kdpipes records (it contains {other!r}). "
+                "Choose an empty or a new folder."
+            )
     if found != header and next(folder.glob("part-*.mdb*"), None) is not None:
         raise DataError(
-            f"{str(folder)!r} holds records of another input: of another chain, list, order or number of parts, or of "
-            "functions that have been changed. Give another folder, or delete this one."
+            f"The folder {str(folder)!r} contains records that were written from a different input: the chain, its "
+            "samples or their order, the number of parts, or the code of a function has changed. Choose another "
+            "folder, or delete this one to write all records again."
         )
     return found == header
 

@@ -186,7 +186,7 @@ def test_padding_keeps_a_dtype_that_holds_all_values(values: list[Any], pad: flo
 
 @pytest.mark.parametrize(("dtype", "pad"), [(np.uint8, -1), (np.int64, 0.5)])
 def test_a_pad_that_the_dtype_cannot_hold_is_rejected(dtype: Any, pad: float) -> None:
-    with pytest.raises(kdp.DataError, match=rf"cannot hold the `pad` {pad}"):
+    with pytest.raises(kdp.DataError, match=rf"cannot represent the `pad` value {pad}"):
         kdp.collate([np.zeros(1, dtype), np.zeros(2, dtype)], name="x", pad=pad)
 
 

@@ -74,7 +74,7 @@ def test_missing_keys_are_counted_and_named() -> None:
 
 
 def test_a_key_that_occurs_twice_is_an_error() -> None:
-    with pytest.raises(kdp.DataError, match=r"each key of the other source once, but 'b/1\.txt' and 'b/1\.json'"):
+    with pytest.raises(kdp.DataError, match=r"but its keys 'b/1\.txt' and 'b/1\.json' both match"):
         len(keyed(["b/1.jpg"], "x").join(keyed(["b/1.txt", "b/1.json"], "caption")))
 
 

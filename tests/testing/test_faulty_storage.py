@@ -303,7 +303,7 @@ def test_faults_that_make_no_sense_are_rejected() -> None:
         ({"kind": "reset", "times": 0}, ValueError, "`times` must be an integer of at least 1"),
         ({"kind": "reset", "after": -1}, ValueError, "`after` must be an integer of at least 0"),
         ({"kind": "reset", "probability": 2}, ValueError, "`probability` must be from 0 to 1"),
-        ({"kind": "reset", "probability": 0.5, "every": 2}, ValueError, "must not both be given"),
+        ({"kind": "reset", "probability": 0.5, "every": 2}, ValueError, "cannot be combined"),
         ({"kind": "latency"}, ValueError, "`seconds` must be a number of seconds above 0"),
         ({"kind": "slow"}, ValueError, "`bytes_per_s` must be a number above 0"),
         ({"kind": "reset", "bytes_per_s": 5}, ValueError, "and None else, but is 5 instead"),

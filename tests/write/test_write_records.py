@@ -205,7 +205,7 @@ def test_an_error_leaves_the_parts_before_it_and_no_draft(tmp_path: Path) -> Non
 def test_the_records_of_another_input_are_rejected_and_kept(
     other: Callable[[Path], Any], tmp_path: Path, whole: dict[str, bytes]
 ) -> None:
-    with pytest.raises(kdp.DataError, match=r"holds records of another input: .* Give another folder, or delete"):
+    with pytest.raises(kdp.DataError, match=r"written from a different input: .* Choose another folder, or delete"):
         other(tmp_path / "whole")
     assert contents(tmp_path / "whole") == whole
 
@@ -234,7 +234,7 @@ def test_a_folder_that_another_run_writes_into_is_not_taken(tmp_path: Path) -> N
         os._exit(kdp.write_records(range(4), tmp_path / "r", num_parts=1, shuffle=False, encode=slowly).num_written)
     os.read(begun, 1)
     threading.Timer(0.2, os.write, (go_on, b"-")).start()  # while the other waits, or before: it is rejected
-    with pytest.raises(kdp.DataError, match="holds records of another input"):
+    with pytest.raises(kdp.DataError, match="written from a different input"):
         kdp.write_records(Birds(), tmp_path / "r", num_parts=3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert [sample["y"] for sample in kdp.open_records(tmp_path / "r")] == [0, 1, 2, 3]
@@ -256,7 +256,7 @@ def test_an_interrupt_leaves_no_drafts_of_workers(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_rejected_and_kept(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("done")
-    with pytest.raises(kdp.DataError, match=r"holds no records, but 'thesis\.txt'\. Give an empty folder"):
+    with pytest.raises(kdp.DataError, match=r"no kdpipes records \(it contains 'thesis\.txt'\)\. Choose an empty"):
         kdp.write_records(Birds(), tmp_path)
     with pytest.raises(NotADirectoryError, match="is a file; a folder is needed"):
         kdp.write_records(Birds(), tmp_path / "thesis.txt")

@@ -185,7 +185,7 @@ def unsharded(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 
 @rule("sharded-twice", "error")
 def sharded_twice(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """Two pipes on one path both take a part."""
+    """Report two pipes on one path that both shard the samples."""
     for node in (node for node in reversed(chain) if shards(node.pipe)):
         other = next((other for other in upstream_nodes(node) if shards(other.pipe)), None)
         if other is not None:
