@@ -186,7 +186,7 @@ def own_pillow(tasks: list[tuple[bytes, Region]]) -> list[float]:
 
 
 def differences(cut: Cut, tasks: list[tuple[bytes, Region]]) -> str:
-    """Return by how many grey levels the pixels differ from Pillow's, on average and at most."""
+    """Return by how many gray levels the pixels differ from Pillow's, on average and at most."""
     off = [np.abs(by_pillow(*task).astype(int) - np.asarray(cut(*task), dtype=int)) for task in tasks]
     return f"{np.mean([each.mean() for each in off]):>10.3f}{max(each.max() for each in off):>6}"
 

@@ -3,7 +3,7 @@
 Question: batches of 64x3x224x224 that lie ready in each of two workers (nothing is decoded), the consumer reading every
 byte: what does it cost to move them? Baselines, in the same run, interleaved: torch's DataLoader, whose workers return
 tensors or NumPy arrays, and torchdata's MultiProcessingReadingService. Then integers one by one, the seconds from
-`iter()` to the first batch of a million labelled samples, and the CPU seconds that an idle loader's processes use in
+`iter()` to the first batch of a million labeled samples, and the CPU seconds that an idle loader's processes use in
 three seconds. Ratios are of medians. Each loader has its defaults (two batches ahead for each worker), torchdata's
 service no prefetching threads, with which it is fastest.
 

@@ -1,6 +1,6 @@
 """How long does it take from ten million labels to the first batch, and how much memory?
 
-Question: a filter, oversampling, repetition and a shuffled epoch over 10^7 labelled samples of 1,000 unequal classes.
+Question: a filter, oversampling, repetition and a shuffled epoch over 10^7 labeled samples of 1,000 unequal classes.
 Baselines, in the same run, interleaved: the same plan with torch's own parts (a `Subset` of an index list and a
 `RandomSampler`, which makes a list of the permutation), and with NumPy index arrays and `permutation`.
 Each measurement is a fresh process, so that peak memory is its own; ratios are of medians.

@@ -79,7 +79,7 @@ def report(*, is_smoke: bool) -> str:
         rows = [row(name, measure(chain, rounds, epochs)) for name, chain in chains.items()]
     lines = [
         "measured vs kdpipes without: milliseconds of the process, and of the wall, for "
-        f"{epochs} epochs, no workers; medians of {rounds} interleaved rounds, and of the ratios of neighbours, with "
+        f"{epochs} epochs, no workers; medians of {rounds} interleaved rounds, and of the ratios of neighbors, with "
         f"quartiles; {machine(load())}",
         "",
         f"{'chain':<10}{'off':>9}{'on':>9}{'more':>9}{'':<22}{'off wall':>9}{'on wall':>9}{'more':>9}",

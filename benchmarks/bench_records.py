@@ -7,7 +7,7 @@ JPEGs of ImageNet's size and weight (corpus.py) -> 224 x 224, antialiased -> flo
 baseline; files in kdpipes; records of the files' bytes ("encoded"), with the fastest decoder that is installed and with
 Pillow; records of pixels at full size ("raw"), as TorchRecord's default writes them; and of pixels that were resized
 when they were written ("raw, 224 x 224"), where the size is fixed. Pillow resizes images of Pillow's, torch all else;
-the pixels differ by at most 2 grey levels. Checksums are compared at every read.
+the pixels differ by at most 2 gray levels. Checksums are compared at every read.
 
 How it is measured: workers are started once, an epoch is loaded that does not count, then epochs of all rows follow
 each other in rounds, each from its first batch asked for to its last received. All is in the page cache. Ratios are of

@@ -1,4 +1,4 @@
-"""How far apart do the neighbours of a shard end up, and how many shards does a batch have, by the way of shuffling?
+"""How far apart do the neighbors of a shard end up, and how many shards does a batch have, by the way of shuffling?
 
 Command: `python benchmarks/simulate_shuffles.py`. It simulates 256 shards of 1,000 samples in random order, and batches
 of 64: kdpipes' lanes with a `.shuffle(buffer_size=...)` in each, webdataset's `.shuffle(...)` in each worker, and
@@ -47,7 +47,7 @@ def py1e(block_size: int, rng: np.random.Generator) -> Order:
 
 
 def measured(order: Order) -> str:
-    """Return the mean distance of neighbours in a shard, and the mean number of shards in a batch."""
+    """Return the mean distance of neighbors in a shard, and the mean number of shards in a batch."""
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
     distance = np.abs(np.diff(places.reshape(SHARDS, SIZE), axis=1)).mean()

@@ -24,7 +24,7 @@ _Classes = Sequence[int | str]
 _Verify = Literal["always", "once", "never"]
 _Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 
-# torch's stubs give every DataPipe any attribute at all. `Never` takes that back, so that pyright reports a misspelt
+# torch's stubs give every DataPipe any attribute at all. `Never` takes that back, so that pyright reports a misspelled
 # pipe, and one of the other flavour; mypy does not look at the parameter. So torchdata's own pipes are listed by name.
 _StockPipe = Callable[..., Any]
 

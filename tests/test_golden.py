@@ -1,4 +1,4 @@
-"""Public behaviour that must not change: orders, random numbers, file formats, states and cache keys."""
+"""Public behavior that must not change: orders, random numbers, file formats, states and cache keys."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ kdp.stream_shards("a.tar").header(10)
 
 
 def test_pyright_finds_pipes_that_the_flavour_does_not_have(tmp_path: Path) -> None:
-    (tmp_path / "misspelt.py").write_text(MISSPELT, encoding="utf-8")
-    found = errors_of_pyright(tmp_path / "misspelt.py")
+    (tmp_path / "misspelled.py").write_text(MISSPELT, encoding="utf-8")
+    found = errors_of_pyright(tmp_path / "misspelled.py")
     assert [number for number, _ in found] == [3, 4, 5]
     assert all("no_such_pipe" in message for _, message in found)
 

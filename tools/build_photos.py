@@ -39,7 +39,7 @@ CLASS_NAMES = ("brick", "cat", "coffee", "galaxies", "grass", "gravel", "retina"
 class Source(NamedTuple):
     """One photograph: its file name, how many crops to take and where.
 
-    ``crop_side`` bounds the longest side of a crop in source pixels, and the centre of a crop is drawn from
+    ``crop_side`` bounds the longest side of a crop in source pixels, and the center of a crop is drawn from
     ``focus`` (left, upper, right, lower), so that the subject stays in the picture.
     """
 

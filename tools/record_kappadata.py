@@ -40,8 +40,8 @@ COUNTS: dict[str, tuple[dict[int, int], int]] = {
     "a class missing": ({0: 2, 1: 9, 3: 4, 4: 5}, 5),
     "many classes": ({label: 1 + label % 4 for label in range(20)}, 20),
     "numbered from one": ({1: 6, 2: 3, 3: 2}, 3),
-    "some unlabelled": ({-1: 9, 0: 3, 1: 2, 2: 1}, 3),
-    "some unlabelled, no last class": ({-1: 9, 0: 3, 1: 2, 2: 1}, 4),
+    "some unlabeled": ({-1: 9, 0: 3, 1: 2, 2: 1}, 3),
+    "some unlabeled, no last class": ({-1: 9, 0: 3, 1: 2, 2: 1}, 4),
     "empty": ({}, 2),
 }
 Case = tuple[str, str, list[dict[str, Any]]]
@@ -73,7 +73,7 @@ def percent_cases() -> Iterator[Case]:
 def class_cases() -> Iterator[Case]:
     for name, classes in itertools.product(COUNTS, ([], [0], [1, 3, 1], [2, 0], [19, 99], [-1])):
         yield "ClassFilterWrapper", name, [{"valid_classes": classes}]
-        if name in ("unbalanced", "a class missing", "some unlabelled", "empty"):
+        if name in ("unbalanced", "a class missing", "some unlabeled", "empty"):
             yield "ClassFilterWrapper", name, [{"invalid_classes": classes}]
     for arguments in (
         {},
@@ -117,7 +117,7 @@ def subset_cases() -> Iterator[Case]:
 
 
 def repeat_cases() -> Iterator[Case]:
-    for name, number in itertools.product(("one class", "some unlabelled", "empty"), (1, 2, 3)):
+    for name, number in itertools.product(("one class", "some unlabeled", "empty"), (1, 2, 3)):
         yield "RepeatWrapper", name, [{"repetitions": number}]
     for name, size in itertools.product(("one class", "balanced", "empty"), (1, 7, 8, 24, 25, 50)):
         yield "RepeatWrapper", name, [{"min_size": size}]
@@ -129,7 +129,7 @@ def repeat_cases() -> Iterator[Case]:
 
 def chain_cases() -> Iterator[Case]:
     few, ceil = {"from_percent": 0.1, "to_percent": 0.6}, {"to_percent": 0.3, "ceil_to_index": True}
-    for name in ("unbalanced", "a class missing", "some unlabelled"):
+    for name in ("unbalanced", "a class missing", "some unlabeled"):
         yield "ClassFilterWrapper OversamplingWrapper", name, [{"invalid_classes": [1]}, {}]
         yield "OversamplingWrapper ClassFilterWrapper", name, [{}, {"valid_classes": [0, 2, 4]}]
         yield "ShuffleWrapper OversamplingWrapper", name, [{"seed": 2}, {}]

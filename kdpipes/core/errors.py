@@ -202,7 +202,7 @@ def as_cause(error: BaseException) -> BaseException:
 
 HIDDEN = "***"
 _USER = re.compile(r"(?<=://)(?:[^/\s:]*:\S*|[^/\s]+)@")  # passwords may contain slashes and @
-# Users and passwords of misspelt URLs, such as "redis:/u:pw@host".
+# Users and passwords of misspelled URLs, such as "redis:/u:pw@host".
 _LIKE_USER = re.compile(r"(?<![^\s/:'\"])[^\s/:@'\"]*:[^\s/@'\"]+@(?=[\w\[])")
 _QUERY = re.compile(r"(?<=\?)[\w.%-]+=[^\s'\"#]*")
 _ASSIGNED = re.compile(

@@ -139,7 +139,7 @@ def mixed_labels(y: torch.Tensor, params: Params, num_classes: int | None) -> to
     """Return the labels as shares of the classes, `[B, C]`: the weighted mean of each sample's and its partner's.
 
     Args:
-        y: Class numbers `[B]`, -1 for unlabelled samples; or shares `[B, C]`, floats.
+        y: Class numbers `[B]`, -1 for unlabeled samples; or shares `[B, C]`, floats.
         params: The parameters `partner` and `weight` of `draw`.
         num_classes: The number of classes C; needed if `y` holds class numbers.
     """
@@ -161,7 +161,7 @@ def _shares(y: torch.Tensor, num_classes: int | None) -> torch.Tensor:
     wrong = classes[(classes < -1) | (classes >= num_classes)]
     if len(wrong):
         raise DataError(
-            f"Labels must be from 0 to {num_classes - 1}, or -1 for unlabelled samples, but one is {wrong[0].item()}: "
+            f"Labels must be from 0 to {num_classes - 1}, or -1 for unlabeled samples, but one is {wrong[0].item()}: "
             f"`num_classes` is {num_classes}. Labels keep their numbers when classes are dropped: pass a larger "
             "`num_classes`, or renumber the classes with `.map_classes(...)`."
         )

@@ -51,7 +51,7 @@ class ByClass:
 
 
 class ClassOrder(Fingerprinted):
-    """The positions of the labelled samples, and how many batches they make.
+    """The positions of the labeled samples, and how many batches they make.
 
     Args:
         labels: The label of each sample, `[num_samples]`.

@@ -96,8 +96,8 @@ def _span(half: NDArray[np.float64], size: int, rng: np.random.Generator) -> tup
         size: The length of the images in this dimension.
         rng: The generator that draws the centers.
     """
-    centre, reach = rng.integers(size, size=len(half)), (half * size).astype(np.int64)
-    return np.maximum(centre - reach, 0), np.minimum(centre + reach, size)
+    center, reach = rng.integers(size, size=len(half)), (half * size).astype(np.int64)
+    return np.maximum(center - reach, 0), np.minimum(center + reach, size)
 
 
 def _pasted(x: torch.Tensor, params: Params, empty_like: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

@@ -91,7 +91,7 @@ class LanePlan:
     """The lanes of an epoch. A function of the chain; with `batch_size`, also of the number of ranks.
 
     Global batch n is the batch of group n % num_groups. A group has `num_pieces` lanes, each of which gives an equal
-    piece of the batch. A rank makes neighbouring pieces, and a worker whole groups.
+    piece of the batch. A rank makes neighboring pieces, and a worker whole groups.
 
     Args:
         num_groups: The number of groups.

@@ -32,7 +32,7 @@ class ShuffleQuality:
         num_samples: The number of samples that were compared.
         spread: The mean distance, in the epoch, between two samples that are neighbors in the source, divided by the
             mean distance after a perfect shuffle. It is about 0 if samples keep the order of the source.
-        apart: The share of neighbours in the source that are delivered in different batches, as a share of that in a
+        apart: The share of neighbors in the source that are delivered in different batches, as a share of that in a
             perfect shuffle.
         class_runs: The mean length of runs of samples of the same class, divided by that of a perfect shuffle; None if
             the samples have no field `y`, or only one class.
@@ -57,8 +57,8 @@ class ShuffleQuality:
     def lines(self) -> list[tuple[str, str, float]]:
         """Return what was measured: in words, as a number, and as a share of a perfect shuffle."""
         found = [
-            ("neighbours of the source end up apart by", f"{self.spread:.0%}", self.spread),
-            ("neighbours of the source in different batches", f"{self.apart:.0%}", self.apart),
+            ("neighbors of the source end up apart by", f"{self.spread:.0%}", self.spread),
+            ("neighbors of the source in different batches", f"{self.apart:.0%}", self.apart),
         ]
         if self.class_runs is not None:
             text = f"{self.class_runs:.2f} times as long, the longest {self.longest_run}"
@@ -110,8 +110,8 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
         True
         >>> print(kdp.shuffle_quality(source.deal(batch_size=10)))
         The shuffle is weak, compared with a perfect one (1,000 samples):
-          neighbours of the source end up apart by       0%
-          neighbours of the source in different batches  10%
+          neighbors of the source end up apart by       0%
+          neighbors of the source in different batches  10%
           runs of one class                              250.00 times as long, the longest 500
           pairs of a batch that part in the next epoch   0%
     """
@@ -189,8 +189,8 @@ def _read(deal: Dealer, epoch: int, max_samples: int) -> tuple[_Delivered, _Deli
 
 
 def _apart(epoch: _Delivered) -> tuple[float, float]:
-    """Return how far apart neighbours of the source are, and how often they are in different batches."""
-    order = np.argsort(epoch.places, kind="stable")  # of samples that come several times, the copies are neighbours
+    """Return how far apart neighbors of the source are, and how often they are in different batches."""
+    order = np.argsort(epoch.places, kind="stable")  # of samples that come several times, the copies are neighbors
     distance = np.abs(np.diff(order)).mean()
     number = len(order)
     _, sizes = np.unique(epoch.batches, return_counts=True)

@@ -16,7 +16,7 @@ __all__ = ["check_classes", "label_of", "labels_of", "shown", "to_labels"]
 
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
-    """Return class numbers or names as a tuple, with -1 for None (unlabelled samples); raise TypeError otherwise."""
+    """Return class numbers or names as a tuple, with -1 for None (unlabeled samples); raise TypeError otherwise."""
     is_one = isinstance(classes, int | str | np.integer)
     given = [classes] if is_one else list(classes) if hasattr(classes, "__iter__") else None
     given = None if given is None else [UNLABELLED if entry is None else entry for entry in given]

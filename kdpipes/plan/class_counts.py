@@ -20,7 +20,7 @@ def class_counts(labels: Any) -> dict[Any, int]:
 
     Args:
         labels: An indexed pipe, of which only field `y` is read; or labels, `[num_samples]`. The label None counts as
-            -1, unlabelled.
+            -1, unlabeled.
 
     Raises:
         TypeError: The labels are neither numbers nor names.

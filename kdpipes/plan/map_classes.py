@@ -135,7 +135,7 @@ def _only(label: Any) -> Any:
 
 
 def _is_class(label: Any) -> bool:
-    """Return whether a label is a class, and not that of an unlabelled sample."""
+    """Return whether a label is a class, and not that of an unlabeled sample."""
     return isinstance(label, str) or (isinstance(label, int) and label != UNLABELLED)
 
 
@@ -152,7 +152,7 @@ class ClassMapperMapDataPipe(PlanPipe):
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
         mapping: A dictionary from old to new classes. Both are numbers or names.
-        unmapped: What to do with unlabelled samples and samples of other classes: "drop" them, "keep" them unchanged,
+        unmapped: What to do with unlabeled samples and samples of other classes: "drop" them, "keep" them unchanged,
             or "raise" an error. By default, they are dropped, with a warning that names the classes.
         class_names: The names of the new classes 0, 1, ...
 

@@ -154,7 +154,7 @@ class MixerMapDataPipe(PlanPipe):
             also be a function that takes the epoch number, from 0, and returns them; they may then be 0. It is called
             in every worker, so it must depend on the epoch alone.
         temperature: For indexed sources, instead of `weights`: they are the sizes of the sources to the power of
-            1 / temperature. 1 means in proportion to the sizes; larger values favour small sources. It may be a
+            1 / temperature. 1 means in proportion to the sizes; larger values favor small sources. It may be a
             function of the epoch number, too.
         num_samples: For indexed sources, the length of an epoch. By default, `stop` decides in epoch 0, and all epochs
             have that length.

@@ -33,7 +33,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
     Args:
         source_datapipe: An indexed pipe of samples.
         weights: The weight of each sample, `[n]`, at least 0; or a dictionary from class numbers or names to the weight
-            of each sample of the class, `{"heron": 3.0, "stork": 1.0}`. Other classes and unlabelled samples have
+            of each sample of the class, `{"heron": 3.0, "stork": 1.0}`. Other classes and unlabeled samples have
             weight 0. Or a function that takes the epoch number, from 0, and returns either of these; it is called in
             every worker, so it must depend on the epoch alone.
         temperature: Instead of `weights`: class c with `n[c]` samples is drawn with a probability in proportion to

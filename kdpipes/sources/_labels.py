@@ -89,6 +89,6 @@ def class_names_in(dataset: Any, fields: Sequence[str]) -> Names:
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping):
         return None
-    labelled = (feature for field in fields if isinstance(feature := features.get(field), _Labelled))
-    found = [feature.names for feature in labelled if feature.names is not None]
+    labeled = (feature for field in fields if isinstance(feature := features.get(field), _Labelled))
+    found = [feature.names for feature in labeled if feature.names is not None]
     return tuple(found[0]) if len(found) == 1 else None

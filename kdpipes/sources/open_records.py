@@ -41,12 +41,12 @@ class RecordReaderMapDataPipe(MapPipe):
     For data larger than memory, `deal(shuffle="shards", window=10_000)` reads part by part, in a different order in
     each epoch, and shuffles samples within windows of 10,000. Only the parts of a window need memory. Without `window`,
     it has the samples of 8 parts. The writer distributes samples over the parts at random. With `block_size`, blocks of
-    that many samples are shuffled instead of parts, so that samples have more different neighbours over the epochs.
+    that many samples are shuffled instead of parts, so that samples have more different neighbors over the epochs.
 
     Args:
         folder: A local folder; `kdp.copy_to_local` copies a remote one.
         verify: When checksums are compared: "always", at every read; "once" per process and field; or "never".
-        block_size: The number of neighbouring samples that `deal(shuffle="shards")` treats as a shard; None: a part.
+        block_size: The number of neighboring samples that `deal(shuffle="shards")` treats as a shard; None: a part.
 
     Memory: the keys, 12 bytes a sample, 16 a field and 8 an integer, shared by all workers. Up to about 64 MiB of the
         files that a process has read lately count as its memory; the rest stays in the page cache.

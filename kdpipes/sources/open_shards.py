@@ -85,7 +85,7 @@ class ShardReaderMapDataPipe(MapPipe):
 
     Remote shards are prefetched, with retries. Members are verified if the index has checksums, as the indexes of
     remote shards and of `kdpipes index` have. Either only the members that the next batches of `deal` need are read,
-    neighbouring ones in one request; or whole shards, which stay in the local cache for later epochs and runs, and for
+    neighboring ones in one request; or whole shards, which stay in the local cache for later epochs and runs, and for
     all local processes. Complete shards are read from the cache even if their storage cannot be reached. Whole shards
     are downloaded in ranges, resumed after an interruption, and verified by size and ETag. To make room, the shards
     that the plan needs last are removed first.

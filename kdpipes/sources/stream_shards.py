@@ -38,7 +38,7 @@ class ShardStreamerIterDataPipe(IterPipe):
     """Reads the samples of webdataset tars in order (`kdp.stream_shards(urls)`).
 
     Fields, keys and decoding are those of `kdp.open_shards`; compressed tars (`.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.xz`)
-    are read as well. As in webdataset, neighbouring members with the same key form a sample.
+    are read as well. As in webdataset, neighboring members with the same key form a sample.
 
     Remote shards are prefetched. After a failed request, reading continues at the same place, with growing delays. A
     shard that cannot be read to its end is an error. With `.on_error("skip")` or `"quarantine"`, `deal` gets all

@@ -115,7 +115,7 @@ class _Request:
 
 
 class RangeReader:
-    """Reads spans. Threads read prefetched spans ahead, with near neighbours in one request.
+    """Reads spans. Threads read prefetched spans ahead, with near neighbors in one request.
 
     Spans are kept until they have been read as often as they were prefetched, and then until `max_spent` bytes of
     others have been read. Safe for threads and for forked processes. A copy starts empty.
@@ -277,7 +277,7 @@ class RangeReader:
 
 
 def _merged(spans: Iterable[Span], max_gap: int, max_span: int) -> Iterator[Span]:
-    """Yield the spans, sorted, with near neighbours joined."""
+    """Yield the spans, sorted, with near neighbors joined."""
     current: Span | None = None
     for span in sorted(set(spans)):
         if current is not None:

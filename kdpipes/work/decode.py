@@ -406,19 +406,19 @@ class ImageDecoder(Operation):
         exact: Whether pixels are exactly those of a full decode. If False, `kdp.Resize` and `kdp.RandomResizedCrop` may
             decode a JPEG at half, a quarter or an eighth of its size if their result is no larger than that. This is
             faster for large photos (see Accuracy).
-        mode: The mode of the pixels: "RGB"; "L", 8-bit grey; "I;16", 16-bit grey, as in depth maps; "F", floats; "P",
-            palette indices or 8-bit grey, as in class masks; or "unchanged", the mode of the file. "RGB" and "L"
-            convert palette indices to their colours, and raise an error for pixels of more than 8 bits; other modes
-            raise for pixels that they cannot hold. Pillow reads only 8 bits of 16-bit colours.
+        mode: The mode of the pixels: "RGB"; "L", 8-bit gray; "I;16", 16-bit gray, as in depth maps; "F", floats; "P",
+            palette indices or 8-bit gray, as in class masks; or "unchanged", the mode of the file. "RGB" and "L"
+            convert palette indices to their colors, and raise an error for pixels of more than 8 bits; other modes
+            raise for pixels that they cannot hold. Pillow reads only 8 bits of 16-bit colors.
         exif: Whether to turn photos upright, following their orientation tag (EXIF). By default the tag is ignored, as
             in Pillow and torchvision's datasets.
 
     In modes other than "RGB", `np.asarray(image)` returns `[H, W]` of uint8 ("L", "P"), uint16 ("I;16") or float32
     ("F"). Pillow then decodes whole images, and transforms return Pillow images; "P" is always resized by nearest
-    neighbour. In batches, "P" becomes `[B, H, W] uint8`, the others `[B, 1, H, W]`.
+    neighbor. In batches, "P" becomes `[B, H, W] uint8`, the others `[B, 1, H, W]`.
 
     Accuracy: with `exact=False`, photos (of scikit-image, and those that kdpipes ships) that become half as large or
-        smaller differ from exact results by 1 to 2.3 grey levels on average, and by up to 90 at edges.
+        smaller differ from exact results by 1 to 2.3 gray levels on average, and by up to 90 at edges.
 
     Raises:
         FieldError: There is no such field.

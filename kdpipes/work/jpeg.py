@@ -58,7 +58,7 @@ class UnfitError(Exception):
 
 
 class JpegDecoder(Protocol):
-    """A decoder for 8-bit JPEGs in grey or YCbCr.
+    """A decoder for 8-bit JPEGs in gray or YCbCr.
 
     Attributes:
         name: The name in `decode_images(backend=...)`.
@@ -99,10 +99,10 @@ class _Simplejpeg:
 
     def size(self, content: bytes) -> tuple[int, int]:
         try:
-            height, width, colours, _ = self._module.decode_jpeg_header(content)
+            height, width, colors, _ = self._module.decode_jpeg_header(content)
         except (ValueError, KeyError) as error:  # KeyError: an unknown subsampling
             raise UnfitError from error
-        if colours not in {"YCbCr", "Gray"}:
+        if colors not in {"YCbCr", "Gray"}:
             raise UnfitError
         return width, height
 
@@ -123,7 +123,7 @@ class _Region(ctypes.Structure):
 _DECOMPRESS, _RGB = 1, 0  # TJINIT_DECOMPRESS, TJPF_RGB
 _STOP_ON_WARNING, _SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLOURS = 0, 4, 5, 6, 7, 8  # of enum TJPARAM
 _YCBCR, _GREY = 1, 2  # of enum TJCS
-_MCU_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # tjMCUWidth, by subsampling: 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1
+_MCU_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # tjMCUWidth, by subsampling: 4:4:4, 4:2:2, 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1
 
 
 class _Scale(ctypes.Structure):

@@ -144,7 +144,7 @@ class Resize(Fixed):
     The ctx records `{"height", "width"}`. A Pillow image stays one, an image from `decode_images` becomes a
     `kdp.DecodedImage`, and a tensor `[..., C, H, W]` of uint8 or float keeps its dtype. Sizes are rounded down, as in
     torchvision's `Resize`. For Pillow images, the pixels are those of Pillow. For others, pixels of photos differ from
-    them by less than 0.1 grey levels on average and by at most 1 ("nearest": 0; "bicubic": 2, or 8 if one edge grows
+    them by less than 0.1 gray levels on average and by at most 1 ("nearest": 0; "bicubic": 2, or 8 if one edge grows
     and the other shrinks, which versions of Pillow do in different orders).
 
     Args:
@@ -271,14 +271,14 @@ class ColorJitter(Drawn):
     of images with one channel do not change.
 
     Tensors `[..., C, H, W]` of uint8 get exactly the pixels of Pillow; all images of such a tensor share the factors.
-    Floats must be from 0 to 1 and are not rounded: pixels of photos differ from those of Pillow by at most 1 grey
+    Floats must be from 0 to 1 and are not rounded: pixels of photos differ from those of Pillow by at most 1 gray
     level, and after a change of hue by 2 on average and at most 14, because Pillow keeps hues in 8 bits.
 
     Args:
         brightness: The range of the factor, (min, max), at least 0. One number b stands for (max(0, 1 - b), 1 + b). A
             factor of 0 makes a black image.
-        contrast: The range of the factor, as for `brightness`. A factor of 0 makes an image of its mean grey level.
-        saturation: The range of the factor, as for `brightness`. A factor of 0 makes a grey image.
+        contrast: The range of the factor, as for `brightness`. A factor of 0 makes an image of its mean gray level.
+        saturation: The range of the factor, as for `brightness`. A factor of 0 makes a gray image.
         hue: The range of the shift, (min, max), from -0.5 to 0.5. One number h stands for (-h, h). A shift of 0.5 makes
             complementary colors.
 
@@ -300,11 +300,11 @@ class ColorJitter(Drawn):
         factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
         rule = "a number of at least 0, or two of them, the smaller first"
         ranges = {
-            name: _check_ends(name, value, rule, centre=1, least=0, most=sys.float_info.max)
+            name: _check_ends(name, value, rule, center=1, least=0, most=sys.float_info.max)
             for name, value in factors.items()
         }
         rule = "a number from 0 to 0.5, or two from -0.5 to 0.5, the smaller first"
-        ranges["hue"] = _check_ends("hue", hue, rule, centre=0, least=-0.5, most=0.5)
+        ranges["hue"] = _check_ends("hue", hue, rule, center=0, least=-0.5, most=0.5)
         self._ranges = {name: ends for name, ends in ranges.items() if set(ends) != {0.0 if name == "hue" else 1.0}}
 
     @keeps_no_rng
@@ -360,13 +360,13 @@ def _adjusted_tensor(image: torch.Tensor, name: str, factor: float) -> torch.Ten
 
 
 def _base(levels: torch.Tensor, name: str, *, is_bytes: bool) -> torch.Tensor:
-    """Return the image for a factor of 0: black, the mean grey, or the grey image."""
+    """Return the image for a factor of 0: black, the mean gray, or the gray image."""
     if name == "brightness":
         return torch.zeros((), device=levels.device)
-    grey = _grey(levels, is_bytes=is_bytes)
+    gray = _grey(levels, is_bytes=is_bytes)
     if name == "saturation":
-        return grey
-    mean = grey.mean((-2, -1), keepdim=True, dtype=torch.float64)
+        return gray
+    mean = gray.mean((-2, -1), keepdim=True, dtype=torch.float64)
     return ((mean + 0.5).floor() if is_bytes else mean).to(torch.float32)
 
 
@@ -374,8 +374,8 @@ def _grey(levels: torch.Tensor, *, is_bytes: bool) -> torch.Tensor:
     if levels.shape[-3] == 1:
         return levels
     weights = torch.tensor([19595, 38470, 7471], device=levels.device) / 65536  # ITU-R 601-2, as Pillow rounds them
-    grey = (levels * weights[:, None, None]).sum(-3, keepdim=True)
-    return (grey + 0.5).floor() if is_bytes else grey
+    gray = (levels * weights[:, None, None]).sum(-3, keepdim=True)
+    return (gray + 0.5).floor() if is_bytes else gray
 
 
 def _turned(levels: torch.Tensor, turn: float, *, is_bytes: bool) -> torch.Tensor:
@@ -404,8 +404,8 @@ def _hue_and_saturation(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return hue, span / torch.where(top > 0, top, 1)
 
 
-def _check_ends(param: str, value: Any, rule: str, *, centre: float, least: float, most: float) -> tuple[float, float]:
-    low, high = (max(least, centre - value), centre + value) if is_number(value) else _pair(param, value, rule)
+def _check_ends(param: str, value: Any, rule: str, *, center: float, least: float, most: float) -> tuple[float, float]:
+    low, high = (max(least, center - value), center + value) if is_number(value) else _pair(param, value, rule)
     if not least <= low <= high <= most:
         raise ValueError(must_be(param, rule, value))
     return float(low), float(high)

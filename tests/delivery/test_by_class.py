@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 import kdpipes as kdp
 
 
-def labelled(labels: list[Any]) -> Any:
+def labeled(labels: list[Any]) -> Any:
     return kdp.from_dataset(list(range(len(labels))), "x", labels=labels).select("x y")
 
 
 def deal(labels: list[Any], classes: int, samples: int, **arguments: Any) -> Any:
-    return labelled(labels).deal(
+    return labeled(labels).deal(
         batch_by="class", classes_per_batch=classes, samples_per_class=samples, **{"shuffle": True, **arguments}
     )
 
@@ -116,7 +116,7 @@ def test_names_are_classes_too_and_rare_ones_are_named() -> None:
 )
 def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        list(labelled([0, 0, 1, 1, 2, 2, -1, -1]).deal(**arguments))
+        list(labeled([0, 0, 1, 1, 2, 2, -1, -1]).deal(**arguments))
 
 
 def test_more_ranks_than_batches_of_classes_warn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def filtered(*valid: int) -> Any:
     return kdp.from_dataset([(n, n % 3) for n in range(12)]).filter_classes(valid=valid).select("x").deal(2)
 
 
-def labelled(*labels: int) -> Any:
+def labeled(*labels: int) -> Any:
     return kdp.from_dataset(list(range(4)), "x", labels=labels).filter_classes(valid=[0]).select("x").deal(1)
 
 
@@ -63,7 +63,7 @@ REJECTIONS: dict[str, tuple[str, Any, Any]] = {
         kdp.from_ids(["a", "b"], load=str.upper).deal(1),
         kdp.from_ids(["a", "b"], load=str.lower).deal(1),
     ),
-    "labels": ("of `from_dataset` have changed", labelled(0, 0, 1, 1), labelled(0, 1, 0, 1)),
+    "labels": ("of `from_dataset` have changed", labeled(0, 0, 1, 1), labeled(0, 1, 0, 1)),
     "labels_by_id": ("of `from_ids` have changed", looked_up(0, 0, 1, 1), looked_up(0, 1, 0, 1)),
     "stock_function": ("of `map` have changed", chain().map(len), chain().map(list)),
     "stock_source": (

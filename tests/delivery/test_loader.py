@@ -119,7 +119,7 @@ def test_a_chain_that_workers_would_double_is_rejected() -> None:
         ("shuffle", "`Loader` takes no argument `shuffle`: set it in the chain: `.deal("),
         ("collate_fn", "`.collate_samples()`"),
         ("num_worker", "`num_worker`. Did you mean 'num_workers'?"),
-        ("colour", "`Loader` takes no argument `colour`."),
+        ("color", "`Loader` takes no argument `color`."),
     ],
 )
 def test_an_argument_of_torchs_loader_is_an_error_with_a_hint(name: str, words: str) -> None:

@@ -21,7 +21,7 @@ both = pytest.mark.parametrize("method", METHODS)
 
 
 class Photos(kdp.SampleSource):
-    """Non-square images of three classes, one sample of each seven unlabelled."""
+    """Non-square images of three classes, one sample of each seven unlabeled."""
 
     def __len__(self) -> int:
         return len(IMAGES)
@@ -307,8 +307,8 @@ def test_a_stock_map_may_change_the_form_if_names_are_known(method: str) -> None
 @pytest.mark.parametrize(
     ("y", "num_classes", "error", "words"),
     [
-        (3, 3, kdp.DataError, "must be from 0 to 2, or -1 for unlabelled samples, but one is 3"),
-        (-2, 3, kdp.DataError, "must be from 0 to 2, or -1 for unlabelled samples, but one is -2"),
+        (3, 3, kdp.DataError, "must be from 0 to 2, or -1 for unlabeled samples, but one is 3"),
+        (-2, 3, kdp.DataError, "must be from 0 to 2, or -1 for unlabeled samples, but one is -2"),
         (1, None, ValueError, "`num_classes` must be given if labels are class numbers"),
         (1.0, 3, kdp.DataError, r"must be class numbers `\[B\]` or floats `\[B, C\]`, but are torch.float64 \[2\]"),
         ([0, 1], 2, kdp.DataError, r"must be class numbers `\[B\]` or floats .* torch.int64 \[2, 2\]"),

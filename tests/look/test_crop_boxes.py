@@ -21,15 +21,15 @@ def black(size: tuple[int, int] = (40, 30)) -> Image.Image:
     return Image.new("RGB", size)
 
 
-def box_of(picture: Image.Image, colour: tuple[int, int, int] = FIRST) -> dict[str, int]:
-    """Return the region whose outline has a colour."""
-    rows, columns = np.nonzero((np.asarray(picture) == colour).all(axis=2))
+def box_of(picture: Image.Image, color: tuple[int, int, int] = FIRST) -> dict[str, int]:
+    """Return the region whose outline has a color."""
+    rows, columns = np.nonzero((np.asarray(picture) == color).all(axis=2))
     top, left = int(rows.min()), int(columns.min())
     return {"top": top, "left": left, "height": int(rows.max()) - top + 1, "width": int(columns.max()) - left + 1}
 
 
 def num_colours(picture: Image.Image) -> int:
-    return len({colour for _, colour in picture.getcolors() or []} - {BLACK, WHITE})  # but for the edges
+    return len({color for _, color in picture.getcolors() or []} - {BLACK, WHITE})  # but for the edges
 
 
 def test_a_region_is_drawn_along_its_inner_edge() -> None:

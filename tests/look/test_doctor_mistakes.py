@@ -156,17 +156,17 @@ def ends(chain: Any, fields: str = "image mask") -> Any:
 
 
 def test_an_image_and_a_mask_that_draw_apart_are_found() -> None:
-    crop, colours = kdp.RandomResizedCrop(4), kdp.ColorJitter(0.1)
+    crop, colors = kdp.RandomResizedCrop(4), kdp.ColorJitter(0.1)
     for chain in (
         pairs().transform("image", crop).transform("mask", crop),
-        pairs().transform("image", colours, crop).transform("mask", crop),
+        pairs().transform("image", colors, crop).transform("mask", crop),
         pairs().transform("image", rotated).transform("mask", rotated),
     ):
         (finding,) = findings(ends(chain))
         assert (finding.code, finding.severity, finding.pipe) == ("drawn-apart", "warning", "transform")
         assert "two transforms" in finding.what
         assert '`.transform("image mask", ...)`' in finding.fix
-    for chain in (pairs().transform("image mask", crop), pairs().transform("image", colours)):
+    for chain in (pairs().transform("image mask", crop), pairs().transform("image", colors)):
         assert found(ends(chain)) == []
 
 
@@ -266,8 +266,8 @@ def test_functions_that_return_none_are_found() -> None:
     assert (finding.code, finding.severity) == ("cannot-load", "error")
     assert "`nothing` must return the new value, but returned None" in finding.what
     some = numbers().add_field("z", lambda sample: sample["x"] or None).select("x z").deal(batch_size=4)
-    unlabelled = kdp.from_dataset([(number, None) for number in range(8)]).select("x y").deal(batch_size=4)
-    assert found(some) == found(unlabelled) == []
+    unlabeled = kdp.from_dataset([(number, None) for number in range(8)]).select("x y").deal(batch_size=4)
+    assert found(some) == found(unlabeled) == []
 
 
 def noise(number: int) -> Any:
@@ -325,10 +325,10 @@ def test_masks_that_are_decoded_to_colours_are_found() -> None:
     files = image_files([mask] * 2)
     for mode in ("RGB", "L"):
         (finding,) = findings(images(files, "mask", mode=mode))
-        assert (finding.code, finding.severity, finding.pipe) == ("mask-as-colours", "warning", "decode_images")
+        assert (finding.code, finding.severity, finding.pipe) == ("mask-as-colors", "warning", "decode_images")
         assert '`.decode_images("mask", mode="P")`' in finding.fix
     assert found(images(files, "mask", mode="P")) == []
-    assert found(images(files, "x")) == [], "a photo with a palette is shown by its colours"
+    assert found(images(files, "x")) == [], "a photo with a palette is shown by its colors"
     assert found(images(image_files([Image.new("RGB", (4, 4))]), "mask")) == []
 
 
@@ -394,7 +394,7 @@ def test_mistakes_in_streams_are_found(shuffles: bool) -> None:
     wrong = shuffled(shuffled(stream.map_classes({"a": 0, "b": 1})).decode_images("mask"))
     wrong = shuffled(wrong.transform("image", kdp.RandomResizedCrop(4)).add_field("label", named))
     codes = {code for code, _ in found(wrong.select("image mask label").deal(batch_size=4))}
-    assert codes == {"mask-as-colours", "drawn-apart", "unnamed-classes", "text-labels"}
+    assert codes == {"mask-as-colors", "drawn-apart", "unnamed-classes", "text-labels"}
     right = shuffled(shuffled(stream).decode_images("mask", mode="P"))
     right = shuffled(right.transform("image mask", kdp.RandomResizedCrop(4)))
     assert found(right.select("image mask y").deal(batch_size=4)) == []

@@ -14,18 +14,18 @@ import kdpipes as kdp
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
-def solid(colour: tuple[int, int, int], size: tuple[int, int] = (10, 10)) -> Image.Image:
-    return Image.new("RGB", size, colour)
+def solid(color: tuple[int, int, int], size: tuple[int, int] = (10, 10)) -> Image.Image:
+    return Image.new("RGB", size, color)
 
 
-def centre(grid: Image.Image, column: int, row: int, tile: int, height: int) -> Any:
+def center(grid: Image.Image, column: int, row: int, tile: int, height: int) -> Any:
     return grid.getpixel((column * tile + tile // 2, row * height + tile // 2))
 
 
 def test_images_fill_the_rows_from_left_to_right() -> None:
     grid = kdp.image_grid([solid(RED), solid(GREEN), solid(BLUE)], num_columns=2, tile=20)
     assert grid.size == (40, 40)
-    shown = [centre(grid, column, row, 20, 20) for row in range(2) for column in range(2)]
+    shown = [center(grid, column, row, 20, 20) for row in range(2) for column in range(2)]
     assert shown == [RED, GREEN, BLUE, (255, 255, 255)]
     assert kdp.image_grid([solid(RED)] * 3, num_columns=8, tile=20).size == (60, 20), "no empty columns"
 
@@ -43,7 +43,7 @@ def test_captions_are_written_below_the_tiles() -> None:
     pixels = np.asarray(grid)
     assert (pixels[41:54] < 128).all(axis=2).any(), "the first has a caption"
     assert (pixels[95:] == 255).all(), "the second has none"
-    assert centre(grid, 0, 1, 40, 54) == GREEN
+    assert center(grid, 0, 1, 40, 54) == GREEN
 
 
 def test_tensors_arrays_and_pillows_images_look_the_same() -> None:
@@ -56,9 +56,9 @@ def test_tensors_arrays_and_pillows_images_look_the_same() -> None:
 
 
 def test_grey_and_encoded_images_and_batches_are_shown(photo_folder: Any) -> None:
-    grey = np.full((8, 8), 77, dtype=np.uint8)
-    for image in (grey, grey[..., None], torch.from_numpy(grey[None]), Image.fromarray(grey)):
-        assert centre(kdp.image_grid([image], tile=20), 0, 0, 20, 20) == (77, 77, 77)
+    gray = np.full((8, 8), 77, dtype=np.uint8)
+    for image in (gray, gray[..., None], torch.from_numpy(gray[None]), Image.fromarray(gray)):
+        assert center(kdp.image_grid([image], tile=20), 0, 0, 20, 20) == (77, 77, 77)
     photos: Any = kdp.image_folder(photo_folder)[:4]
     encoded = photos.decode_images()
     cropped = encoded.transform("x", kdp.RandomResizedCrop(16)).select("x y").deal(batch_size=4).collate_samples()

@@ -159,7 +159,7 @@ def test_samples_that_are_made_of_a_stock_pipe_are_shown(wrap: Any) -> None:
     for batch in range(2):
         original, _ = shown(kdp.replay_grid(dealt, batch=batch, tile=TILE), 0)
         difference = (original != np.asarray(photo(2 * batch))).any(axis=-1)
-        is_box = [(original == colour).all(axis=-1) for colour in (FIRST, (255, 255, 255), (0, 0, 0))]
+        is_box = [(original == color).all(axis=-1) for color in (FIRST, (255, 255, 255), (0, 0, 0))]
         assert (np.any(is_box, axis=0) | ~difference).all()
 
 

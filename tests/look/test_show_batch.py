@@ -13,7 +13,7 @@ from PIL import Image
 import kdpipes as kdp
 from kdpipes.look.pictures import normalization_of
 
-FIRST = (228, 87, 46)  # the colour of a crop
+FIRST = (228, 87, 46)  # the color of a crop
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.5]
 TILE = 34  # images of 32 by 32 pixels are shown as they are
 

@@ -78,7 +78,7 @@ def test_no_sample_of_an_indexed_chain_is_read() -> None:
 def test_it_prints_and_is_plain_data() -> None:
     found = kdp.shuffle_quality(numbers().select("x").deal(batch_size=16))
     assert str(found).startswith("The shuffle is weak, compared with a perfect one (2,000 samples):\n")
-    assert "neighbours of the source end up apart by" in found._repr_html_()
+    assert "neighbors of the source end up apart by" in found._repr_html_()
     assert json.loads(json.dumps(found.to_dict()))["is_good"] is False
 
 

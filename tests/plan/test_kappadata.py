@@ -259,7 +259,7 @@ DIFFERENCES = [  # the first that fits a case counts
     Difference(
         "OversamplingWrapper",
         "The count of label -1 is written to the last class's place, and is the largest where that class is missing.",
-        lambda case: case.name == "some unlabelled, no last class",
+        lambda case: case.name == "some unlabeled, no last class",
         multiplied,
     ),
     Difference(

@@ -177,4 +177,4 @@ def test_classes_without_a_mapping_are_dropped_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="not name: 'b'") as caught:
         assert len(list(stream.map_classes({"a": "x"}))) == 1
     assert len(caught) == 1
-    assert len(kdp.from_dataset([(0, 0), (1, -1)]).map_classes({0: 1})) == 1, "no warning of unlabelled samples"
+    assert len(kdp.from_dataset([(0, 0), (1, -1)]).map_classes({0: 1})) == 1, "no warning of unlabeled samples"

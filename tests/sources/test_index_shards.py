@@ -114,7 +114,7 @@ def test_columns_that_are_not_kept_are_read_in_bulk(s3: str, proxy: Proxy) -> No
     shards = kdp.open_shards(urls_in(s3), fetch="members")
     assert len(shards.filter_samples(columns=["json.width", "json.label"], keep=lambda w, _: w >= 0)) == 80
     requests = [request for request in proxy.requests()[num_before:] if request.endswith(".tar")]
-    assert len([request for request in requests if request.startswith("GET")]) == NUM_SHARDS  # neighbours in one
+    assert len([request for request in requests if request.startswith("GET")]) == NUM_SHARDS  # neighbors in one
 
 
 def test_a_column_is_added_without_reading_large_members(s3: str, proxy: Proxy) -> None:

@@ -202,8 +202,8 @@ def test_a_computed_column_reads_its_members_in_bulk(tmp_path: Path) -> None:
     slow = Fault("latency", seconds=1.0, paths="*birds-2.tar", on="range")
     with faulty_storage(str(tmp_path), faults=[slow], sleep=wait) as files:
         shards = kdp.open_shards(f"faulty://{NAME}", fetch="members")
-        labelled = shards.add_field("y", lambda sample: sample["json"]["label"])
-        assert len(labelled.filter_classes(valid=[1])) == 9
+        labeled = shards.add_field("y", lambda sample: sample["json"]["label"])
+        assert len(labeled.filter_classes(valid=[1])) == 9
         assert body_bytes(files) < 2 * LARGE
         assert len(bodies(files)) <= 36 + 3
         assert files.stats().bytes_repeated == 0

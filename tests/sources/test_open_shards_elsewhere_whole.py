@@ -227,7 +227,7 @@ def test_shards_for_which_there_is_no_room_are_read_by_members(small: str, cache
             before = len(files.requests())
             assert epochs(in_order(pipe)) == epochs(in_order(opened(f"{small}/")))
             assert whole(files, before) == []
-            assert len(bodies(files, before)) < 36, "ahead, and neighbours together"
+            assert len(bodies(files, before)) < 36, "ahead, and neighbors together"
     assert not (cache / "shards").exists()
 
 

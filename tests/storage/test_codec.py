@@ -457,7 +457,7 @@ def test_a_header_that_is_not_message_pack_is_rejected(header: bytes) -> None:
 
 def test_an_entry_of_another_format_is_rejected() -> None:
     for entry in (b"kdp\x02" + ENTRY[4:], b"xyz" + ENTRY[3:], os.urandom(8) + ENTRY[8:]):
-        with pytest.raises(DamagedError, match="not of format 3"):
+        with pytest.raises(DamagedError, match="not in format 3"):
             decode(entry)
 
 

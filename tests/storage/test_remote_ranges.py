@@ -1,4 +1,4 @@
-"""Parts of files elsewhere: each byte asked for once, neighbours together, faults outlasted, damage named."""
+"""Parts of files elsewhere: each byte asked for once, neighbors together, faults outlasted, damage named."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ MEANT = {
     "cameras": [["cam0.png", "cam0.json", "cam1.png", "cam1.json"]] * 2,
     "frames": [["000.jpg", "001.jpg", "002.jpg"], ["000.jpg", "001.jpg"]],
     "one clip": [["000.jpg", "001.jpg", "002.jpg"]],
-    "labelled frames": [["000.jpg", "001.jpg", "cls"], ["002.jpg", "003.jpg", "cls"]],
+    "labeled frames": [["000.jpg", "001.jpg", "cls"], ["002.jpg", "003.jpg", "cls"]],
     "masks": [["jpg", "seg.0.png", "seg.1.png"], ["jpg", "seg.0.png"]],
     "one part": [["final2.jpg"], ["draft1.jpg"]],
     "uneven": [["1.jpg", "1.txt", "2.jpg"], ["3.jpg", "4.jpg", "4.txt"]],

@@ -314,10 +314,10 @@ def test_images_come_as_arrays_and_go_back_to_pillow() -> None:
         seen.append((type(image), image.shape, image.dtype.name))
         return image
 
-    grey, palette = Image.new("L", (8, 4), 7), Image.new("P", (8, 4))
+    gray, palette = Image.new("L", (8, 4), 7), Image.new("P", (8, 4))
     transform = A.Lambda(image=look)
     for value, wanted in [
-        (grey, "L"),
+        (gray, "L"),
         (palette, "RGB"),
         (Image.new("RGBA", (8, 4)), "RGB"),
         (np.zeros((4, 8, 3), np.uint8), "RGB"),

@@ -1,4 +1,4 @@
-"""`ColorJitter`: drawn, recorded, done again; Pillow's own colours, on its images and on tensors."""
+"""`ColorJitter`: drawn, recorded, done again; Pillow's own colors, on its images and on tensors."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def one(name: str, factor: float) -> dict[str, Any]:
     return {"order": [name], name: factor}
 
 
-def colours(red: int) -> Image.Image:
-    """An image of all colours with this much red."""
+def colors(red: int) -> Image.Image:
+    """An image of all colors with this much red."""
     green, blue = np.meshgrid(np.arange(256), np.arange(256), indexing="ij")
     return Image.fromarray(np.stack([np.full_like(green, red), green, blue], axis=-1).astype(np.uint8))
 
@@ -130,7 +130,7 @@ def test_a_hue_is_turned_in_pillows_hsv() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tensors_of_bytes_become_pillows_pixels_exactly(name: str, photo_folder: Path) -> None:
-    images = [*photos(photo_folder), CAT.convert("L"), *(colours(red) for red in range(0, 256, 17))]
+    images = [*photos(photo_folder), CAT.convert("L"), *(colors(red) for red in range(0, 256, 17))]
     for number, image in enumerate(images):
         for factor in (*FACTORS[name], float(rng(number).uniform(-0.5 if name == "hue" else 0, 0.5))):
             expected = as_tensor(JITTER.apply(image, one(name, factor)))

@@ -152,7 +152,7 @@ def test_modes_that_cannot_hold_the_pixels_are_errors(content: bytes, mode: Any,
 
 
 def test_modes_take_all_that_they_can_hold() -> None:
-    assert np.array_equal(first(indexed(FILES["L"][0], mode="P")), GREY), "masks are often saved as grey"
+    assert np.array_equal(first(indexed(FILES["L"][0], mode="P")), GREY), "masks are often saved as gray"
     assert np.array_equal(first(indexed(FILES["L"][0], mode="I;16")), GREY)
     assert np.array_equal(first(indexed(FILES["I;16"][0], mode="F")), DEPTH)
     bits = file_of(Image.fromarray(IDS == 1), "PNG")
@@ -162,9 +162,9 @@ def test_modes_take_all_that_they_can_hold() -> None:
         image = first(indexed(big_endian, mode=mode))
         assert np.asarray(image).dtype == np.uint16
         assert np.array_equal(image, DEPTH)
-    colours = np.asarray(first(indexed(FILES["P"][0])))
-    assert colours.shape == (50, 80, 3), "photos with a palette stay photos"
-    assert np.array_equal(colours, np.asarray(mask().convert("RGB")))
+    colors = np.asarray(first(indexed(FILES["P"][0])))
+    assert colors.shape == (50, 80, 3), "photos with a palette stay photos"
+    assert np.array_equal(colors, np.asarray(mask().convert("RGB")))
     assert first(indexed(file_of(Image.new("CMYK", (3, 2)), "JPEG"), mode="unchanged")).to_pil().mode == "CMYK"
 
 

@@ -56,7 +56,7 @@ def odd_files() -> dict[str, bytes]:
         **{f"{width}x{height}": saved(ASTRONAUT.resize((width, height))) for width, height in SIZES},
         "progressive": saved(ASTRONAUT, progressive=True, quality=85),
         "with restarts": saved(ASTRONAUT, restart_marker_rows=1),
-        "grey": saved(ASTRONAUT.convert("L")),
+        "gray": saved(ASTRONAUT.convert("L")),
         "cmyk": saved(ASTRONAUT.convert("CMYK")),
         "rgb": saved(ASTRONAUT, keep_rgb=True),
         "turned": saved(ASTRONAUT, exif=exif),
@@ -252,11 +252,11 @@ def reduced(content: bytes, transform: Any, backend: Any, *, exact: bool) -> np.
 @pytest.mark.parametrize(
     "transform", [kdp.Resize((90, 120)), kdp.Resize(50), kdp.RandomResizedCrop(60)], ids=["both", "short", "crop"]
 )
-@pytest.mark.parametrize("kind", ["plain", "progressive", "grey", "4:4:4"])
+@pytest.mark.parametrize("kind", ["plain", "progressive", "gray", "4:4:4"])
 def test_scaled_decoding_is_the_same_by_each_backend(transform: Any, kind: str) -> None:
     options = {"progressive": {"progressive": True}, "4:4:4": {"subsampling": 0}}.get(kind, {})
     for image in LARGE:
-        content = saved(image.convert("L") if kind == "grey" else image, quality=92, **options)
+        content = saved(image.convert("L") if kind == "gray" else image, quality=92, **options)
         exact, *others = (reduced(content, transform, name, exact=False) for name in ("pillow", *FAST))
         pixels = reduced(content, transform, "pillow", exact=True)
         assert all(np.array_equal(exact, other) for other in others)

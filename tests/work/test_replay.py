@@ -84,7 +84,7 @@ EITHER: dict[str, Callable[[], Any]] = {
     "flip": lambda: kdp.HorizontalFlip(),
     "jitter": lambda: kdp.ColorJitter(0.5, 0.5, (0.5, 2), 0.2),
     "resize": lambda: kdp.Resize(10, interpolation="bicubic"),
-    "centre": lambda: kdp.CenterCrop(10),
+    "center": lambda: kdp.CenterCrop(10),
     "roll": Roll,
     "rng": lambda: by_rng,
     "random": lambda: by_random,

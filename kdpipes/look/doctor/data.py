@@ -1,4 +1,4 @@
-"""Rules about samples and batches: text for labels, None, class numbers that become colours, merged samples."""
+"""Rules about samples and batches: text for labels, None, class numbers that become colors, merged samples."""
 
 from __future__ import annotations
 
@@ -160,15 +160,15 @@ def wide_pixels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-@rule("mask-as-colours", "warning", needs="samples")
+@rule("mask-as-colors", "warning", needs="samples")
 def mask_as_colours(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """The class numbers of a mask with a palette become colours."""
+    """The class numbers of a mask with a palette become colors."""
     for decoder, modes, _ in _decoded(chain, facts):
         if "P" in modes and decoder.mode in ("RGB", "L") and _MASK.search(decoder.field):
             yield (
                 "decode_images",
                 f"Field {decoder.field!r} has images with a palette, and is decoded as {decoder.mode!r}.",
-                "The numbers of classes become the colours that they are shown in.",
+                "The numbers of classes become the colors that they are shown in.",
                 f'`.decode_images("{decoder.field}", mode="P")` keeps the numbers.',
             )
 

@@ -139,7 +139,7 @@ def sorted_batches(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 
 @rule("weak-shuffle", "warning", needs="samples")
 def weak_shuffle(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """A shuffled chain delivers neighbours of the source close to each other."""
+    """A shuffled chain delivers neighbors of the source close to each other."""
     if chain.deal is None or not chain.deal.pipe.is_shuffled or not isinstance(chain.deal.pipe.source, MapPipe):
         return
     if len(chain.deal.pipe.source) < _FEW or "batch_by" in chain.deal.pipe.sizes():
@@ -148,7 +148,7 @@ def weak_shuffle(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     if not found.is_good:
         yield (
             "deal",
-            f"The shuffle is weak: neighbours of the source end up {found.spread:.0%} as far apart as in a full one.",
+            f"The shuffle is weak: neighbors of the source end up {found.spread:.0%} as far apart as in a full one.",
             "Batches hold samples that lie together in the source, which are often of one class.",
             "Use `shuffle=True`, or a larger `window=`; `kdp.shuffle_quality(chain)` measures it.",
         )
