@@ -34,6 +34,7 @@ _PIPES = [
     "work.fields",
     "work.on_error",
     "work.transform_batch",
+    "write.localize",
 ]
 
 # The garbage collector is off during the import. Otherwise it visits all objects that torch has made, which takes a
@@ -53,16 +54,14 @@ try:
     from kdpipes.core.sample import Sample
     from kdpipes.core.sample_pipe import sample_pipe
     from kdpipes.core.traits import Traits
-    from kdpipes.delivery.batch_memory import empty_batch
     from kdpipes.delivery.batch_pipe import BatchPipe
-    from kdpipes.delivery.collate_samples import collate, split_ctx
+    from kdpipes.delivery.collate_samples import split_ctx
     from kdpipes.loader import torch_loaders as _torch_loaders  # noqa: F401  # how torch's DataLoader holds chains
     from kdpipes.plan.class_counts import class_counts
     from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
     from kdpipes.plan.split import split
     from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
     from kdpipes.sources.from_dataset import SampleSource
-    from kdpipes.work.decode import DecodedImage, EncodedImage
     from kdpipes.work.transform import RecordedTransform
     from kdpipes.work.transforms import (
         CenterCrop,
@@ -73,7 +72,6 @@ try:
         Resize,
         ToTensor,
     )
-    from kdpipes.write.localize import FileLocalizer
 
     for _name in _PIPES:  # a pipe is registered when its module is imported
         _import_module(f"kdpipes.{_name}")
@@ -87,10 +85,9 @@ if _TYPE_CHECKING:
     from kdpipes.loader.rebuild_batch import rebuild_batch
     from kdpipes.loader.receipt import verify_receipts
     from kdpipes.loader.services import ProcessReadingService, ThreadReadingService
-    from kdpipes.look.batch import replay_grid, show_batch
+    from kdpipes.look.batch import show_batch
     from kdpipes.look.doctor.examine import doctor
     from kdpipes.look.figures import draw, plot_classes
-    from kdpipes.look.pictures import crop_boxes, image_grid
     from kdpipes.look.profile import profile
     from kdpipes.look.shuffle_quality import shuffle_quality
     from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids
@@ -111,14 +108,12 @@ _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the
     "ProcessReadingService": ("kdpipes.loader.services", "ProcessReadingService"),
     "ThreadReadingService": ("kdpipes.loader.services", "ThreadReadingService"),
     "copy_to_local": ("kdpipes.write.copy", "copy_to_local"),
-    "crop_boxes": ("kdpipes.look.pictures", "crop_boxes"),
     "doctor": ("kdpipes.look.doctor.examine", "doctor"),
     "draw": ("kdpipes.look.figures", "draw"),
     "from_ids": ("kdpipes.sources.from_ids", "IdReaderMapDataPipe"),
     "from_table": ("kdpipes.sources.from_table", "TableReaderMapDataPipe"),
     "from_webdataset": ("kdpipes.sources.from_webdataset", "WebDatasetReaderIterDataPipe"),
     "image_folder": ("kdpipes.sources.image_folder", "ImageFolderMapDataPipe"),
-    "image_grid": ("kdpipes.look.pictures", "image_grid"),
     "index_shards": ("kdpipes.sources.index_shards", "index_shards"),
     "open_cache": ("kdpipes.cache.open_cache", "CacheReaderMapDataPipe"),
     "open_records": ("kdpipes.sources.open_records", "RecordReaderMapDataPipe"),
@@ -127,7 +122,6 @@ _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the
     "profile": ("kdpipes.look.profile", "profile"),
     "rebuild_batch": ("kdpipes.loader.rebuild_batch", "rebuild_batch"),
     "replay": ("kdpipes.work.replay", "replay"),
-    "replay_grid": ("kdpipes.look.batch", "replay_grid"),
     "show_batch": ("kdpipes.look.batch", "show_batch"),
     "shuffle_quality": ("kdpipes.look.shuffle_quality", "shuffle_quality"),
     "stream_shards": ("kdpipes.sources.stream_shards", "ShardStreamerIterDataPipe"),
@@ -152,12 +146,15 @@ _DEPRECATED = {  # names of 0.1 that version 0.3 will not have: the modules that
     "CutMixerIterDataPipe": ("kdpipes.delivery.cutmix", "CutMixerIterDataPipe"),
     "DealerIterDataPipe": ("kdpipes.delivery.deal_stream", "DealerIterDataPipe"),
     "DealerMapDataPipe": ("kdpipes.delivery.deal", "DealerMapDataPipe"),
+    "DecodedImage": ("kdpipes.work", "DecodedImage"),
     "DeviceMoverIterDataPipe": ("kdpipes.delivery.to_device", "DeviceMoverIterDataPipe"),
     "Draw": ("kdpipes.core.randomness", "SampleKey"),
+    "EncodedImage": ("kdpipes.work", "EncodedImage"),
     "ErrorHandler": ("kdpipes.work.on_error", "OnError"),
     "FewShotTakerMapDataPipe": ("kdpipes.plan.few_shot", "FewShotTakerMapDataPipe"),
     "FieldAdder": ("kdpipes.work.fields", "FieldAdder"),
     "FieldRenamer": ("kdpipes.work.fields", "FieldRenamer"),
+    "FileLocalizer": ("kdpipes.write", "FileLocalizer"),
     "ImageDecoder": ("kdpipes.work.decode", "ImageDecoder"),
     "MixerIterDataPipe": ("kdpipes.plan.mix", "MixerIterDataPipe"),
     "MixerMapDataPipe": ("kdpipes.plan.mix", "MixerMapDataPipe"),
@@ -181,6 +178,11 @@ _DEPRECATED = {  # names of 0.1 that version 0.3 will not have: the modules that
     "SubsetterMapDataPipe": ("kdpipes.plan.subset", "SubsetterMapDataPipe"),
     "Transformer": ("kdpipes.work.transform", "Transformer"),
     "WeightedSamplerMapDataPipe": ("kdpipes.plan.sample_weighted", "WeightedSamplerMapDataPipe"),
+    "collate": ("kdpipes.delivery", "collate"),
+    "crop_boxes": ("kdpipes.look", "crop_boxes"),
+    "empty_batch": ("kdpipes.delivery", "empty_batch"),
+    "image_grid": ("kdpipes.look", "image_grid"),
+    "replay_grid": ("kdpipes.look", "replay_grid"),
 }
 
 __all__ = [
@@ -189,10 +191,7 @@ __all__ = [
     "ChainError",
     "ColorJitter",
     "DataError",
-    "DecodedImage",
-    "EncodedImage",
     "FieldError",
-    "FileLocalizer",
     "HorizontalFlip",
     "IterPipe",
     "KdpipesError",
@@ -213,20 +212,16 @@ __all__ = [
     "Traits",
     "WorkerError",
     "class_counts",
-    "collate",
     "concat",
     "copy_to_local",
-    "crop_boxes",
     "doctor",
     "draw",
-    "empty_batch",
     "from_dataset",
     "from_ids",
     "from_table",
     "from_webdataset",
     "functional_pipe",
     "image_folder",
-    "image_grid",
     "index_shards",
     "open_cache",
     "open_records",
@@ -235,7 +230,6 @@ __all__ = [
     "profile",
     "rebuild_batch",
     "replay",
-    "replay_grid",
     "sample_pipe",
     "show_batch",
     "shuffle_quality",

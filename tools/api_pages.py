@@ -25,7 +25,13 @@ PAGES = {
     "rest": "Samples, pipes of your own, errors",
     "testing": "Testing",
 }
-MORE_MODULES = {"testing": ("kdpipes.testing", "kdpipes.demo")}
+MORE_MODULES = {
+    "work": ("kdpipes.work",),
+    "delivery": ("kdpipes.delivery",),
+    "write": ("kdpipes.write",),
+    "look": ("kdpipes.look",),
+    "testing": ("kdpipes.testing", "kdpipes.demo"),
+}
 
 
 def page_of(value: Any) -> str:

@@ -1,1 +1,21 @@
+"""Pipes that make batches and deliver them: `deal`, `collate_samples`, `mixup`, `cutmix`, `to_device`.
 
+`deal` (indexed chains) and `deal_stream` share `dealer`. `cut` and the `by_*` modules decide which samples form a
+batch, `layout` and `lanes` which rank and worker makes it. `collate_samples` makes tensors, `batch_pipe` is the base
+class of pipes that follow, and `batch_memory` allocates batches in the memory in which they are sent. To begin with,
+read `deal`.
+"""
+
+from typing import TYPE_CHECKING
+
+from kdpipes.core.on_use import exports
+
+if TYPE_CHECKING:
+    from kdpipes.delivery.batch_memory import empty_batch
+    from kdpipes.delivery.collate_samples import collate
+
+__all__ = ["collate", "empty_batch"]
+
+__getattr__ = exports(
+    __name__, {"collate": "kdpipes.delivery.collate_samples", "empty_batch": "kdpipes.delivery.batch_memory"}
+)

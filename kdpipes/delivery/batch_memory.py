@@ -63,7 +63,7 @@ def empty_batch(
 
     Example:
         >>> def stack(batch):
-        ...     x = kdp.empty_batch((len(batch), 2), torch.float32)
+        ...     x = empty_batch((len(batch), 2), torch.float32)
         ...     for row, (value,) in enumerate(batch):
         ...         x[row] = value
         ...     return x

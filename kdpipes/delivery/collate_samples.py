@@ -234,7 +234,7 @@ def collate(
         name: The name of the field, for errors.
         pad: The value that fills up values of different shapes.
         ragged: Whether values of different shapes become a list, as in a ctx.
-        empty: A function of a shape and a dtype that allocates the tensors of the batch, such as `kdp.empty_batch`.
+        empty: A function of a shape and a dtype that allocates the tensors of the batch, such as `empty_batch`.
         channels_last: Whether batches of images and of tensors `[C, H, W]` have the strides of `torch.channels_last`.
 
     Raises:

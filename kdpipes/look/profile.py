@@ -113,7 +113,7 @@ class Profile:
         main_s: The part of it spent in pipes after the workers, such as `to_device`.
         work_s: The working time of all workers together.
         idle_s: The time that all workers together waited for the loop.
-        lanes: The reports of each worker, for the trace.
+        workers: The reports of each worker, for the trace.
     """
 
     pipes: tuple[PipeTime, ...]
@@ -125,7 +125,7 @@ class Profile:
     main_s: float
     work_s: float
     idle_s: float
-    lanes: tuple[WorkerTimes, ...] = ()
+    workers: tuple[WorkerTimes, ...] = ()
     names: tuple[str, ...] = ()
 
     @property
@@ -202,16 +202,16 @@ class Profile:
 
     def _trace_events(self) -> Iterator[dict[str, Any]]:
         """Yield Chrome's trace events: the names of workers, and their work, with times in microseconds."""
-        times = [start for lane in self.lanes for _, start, _ in lane.batches]
-        times += [start for lane in self.lanes for _, _, start, _ in lane.events]
+        times = [start for worker in self.workers for _, start, _ in worker.batches]
+        times += [start for worker in self.workers for _, _, start, _ in worker.events]
         begin = min(times, default=0.0)
-        for lane in self.lanes:
-            place = {"pid": lane.process, "tid": lane.worker}
-            worker = f"worker {lane.worker}" if self.num_workers else "the loop"
-            for kind, name in (("process_name", f"process {lane.process}"), ("thread_name", worker)):
+        for worker in self.workers:
+            place = {"pid": worker.process, "tid": worker.worker}
+            shown = f"worker {worker.worker}" if self.num_workers else "the loop"
+            for kind, name in (("process_name", f"process {worker.process}"), ("thread_name", shown)):
                 yield {"name": kind, "ph": "M", **place, "args": {"name": name}}
-            found = [(f"batch {number}", "batch", start, end) for number, start, end in lane.batches]
-            for number, what, start, end in lane.events:
+            found = [(f"batch {number}", "batch", start, end) for number, start, end in worker.batches]
+            for number, what, start, end in worker.events:
                 name = SENDING if number is None else self.names[number]
                 found.append((what or name, name, start, end))
             for name, category, start, end in found:
@@ -245,7 +245,7 @@ class Profile:
             main_s=sum(row.seconds for row in measured.main_rows if row.what != COPYING),
             work_s=work_s,
             idle_s=sum(lane.idle_s for lane in measured.workers) if measured.has_workers else 0.0,
-            lanes=tuple(measured.workers),
+            workers=tuple(measured.workers),
             names=names,
         )
 

@@ -112,8 +112,8 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
         The shuffle is weak, compared with a perfect one (1,000 samples):
           neighbors of the source end up apart by       0%
           neighbors of the source in different batches  10%
-          runs of one class                              250.00 times as long, the longest 500
-          pairs of a batch that part in the next epoch   0%
+          runs of one class                             250.00 times as long, the longest 500
+          pairs of a batch that part in the next epoch  0%
     """
     found = Chain.of(source_datapipe).deal
     if found is None:

@@ -166,7 +166,7 @@ class ClassMapperMapDataPipe(PlanPipe):
 
     Example:
         >>> pets = kdp.from_dataset(["a", "b", "c"], "x", labels=[0, 1, 2], class_names=["cat", "pony", "dog"])
-        >>> mapped = pets.map_classes({"pony": "horse", "cat": "cat"})
+        >>> mapped = pets.map_classes({"pony": "horse", "cat": "cat"}, unmapped="drop")
         >>> mapped.column("y"), mapped.class_names()
         (array([1, 0]), ('horse', 'cat'))
     """

@@ -142,7 +142,7 @@ class Resize(Fixed):
     """Resizes an image, with antialiasing unless `interpolation` is "nearest".
 
     The ctx records `{"height", "width"}`. A Pillow image stays one, an image from `decode_images` becomes a
-    `kdp.DecodedImage`, and a tensor `[..., C, H, W]` of uint8 or float keeps its dtype. Sizes are rounded down, as in
+    `DecodedImage`, and a tensor `[..., C, H, W]` of uint8 or float keeps its dtype. Sizes are rounded down, as in
     torchvision's `Resize`. For Pillow images, the pixels are those of Pillow. For others, pixels of photos differ from
     them by less than 0.1 gray levels on average and by at most 1 ("nearest": 0; "bicubic": 2, or 8 if one edge grows
     and the other shrinks, which versions of Pillow do in different orders).

@@ -1,1 +1,16 @@
-"""Write data sets: as shards, as records, and as local copies."""
+"""Write data sets: as shards, as records, and as local copies.
+
+`shards` and `records` write in resumable jobs (see `kdpipes.storage.jobs`); `members` encodes values as files. `copy`
+copies data sets and `localize` single files, when they are read. To begin with, read `shards`.
+"""
+
+from typing import TYPE_CHECKING
+
+from kdpipes.core.on_use import exports
+
+if TYPE_CHECKING:
+    from kdpipes.write.localize import FileLocalizer
+
+__all__ = ["FileLocalizer"]
+
+__getattr__ = exports(__name__, {"FileLocalizer": "kdpipes.write.localize"})

@@ -25,7 +25,7 @@ class FileLocalizer(Fingerprinted):
     """Returns the local path for the path or URL of a file, which is copied at its first use.
 
     `.localize_files()` calls it for each item. As the function of a field, it copies nothing if only labels are read:
-    `.to_samples(label=..., fields={"x": kdp.FileLocalizer("local")})`. A file appears when it is complete, and is
+    `.to_samples(label=..., fields={"x": FileLocalizer("local")})`. A file appears when it is complete, and is
     verified by its size. An existing file is used, even if the source has changed. Processes and threads share one
     copy.
 
@@ -69,7 +69,7 @@ class FileLocalizer(Fingerprinted):
         if not isinstance(path, str | os.PathLike):
             raise ChainError(
                 f"`.localize_files()` takes paths and URLs, but got {type(path).__name__}. Put it behind a lister of "
-                "files; in samples, it is a field: `.to_samples(fields={'x': kdp.FileLocalizer(...)})`."
+                "files; in samples, it is a field: `.to_samples(fields={'x': kdpipes.write.FileLocalizer(...)})`."
             )
         url = _plain(os.fspath(path))
         target = Path(self._root, self._relative(url))

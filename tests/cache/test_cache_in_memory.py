@@ -22,6 +22,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.cache.shared_folder import named_folders
+from kdpipes.work import DecodedImage
 
 
 class Loads(kdp.SampleSource):
@@ -110,7 +111,7 @@ def test_pixels_are_cached_behind_the_decoder(photo_folder: Path) -> None:
                 assert torch.equal(y, other_y)
                 assert str(ctx) == str(other_ctx)
     assert cached.stats()[:2] == (160, 160)
-    assert isinstance(cached[0]["x"], kdp.DecodedImage)
+    assert isinstance(cached[0]["x"], DecodedImage)
     assert np.array_equal(np.asarray(cached[0]["x"]), np.asarray(photos[0]["x"]))
 
 

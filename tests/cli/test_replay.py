@@ -15,6 +15,7 @@ from PIL import Image
 
 import kdpipes as kdp
 from kdpipes.cli import main
+from kdpipes.look import replay_grid
 
 CHAINS = """
 import numpy as np
@@ -75,7 +76,7 @@ def pixels(path: str | Path) -> bytes:
 
 
 def expected(folder: Path, **arguments: Any) -> bytes:
-    return kdp.replay_grid(runpy.run_path(str(folder / "users_chains.py"))["chain"](), **arguments).tobytes()
+    return replay_grid(runpy.run_path(str(folder / "users_chains.py"))["chain"](), **arguments).tobytes()
 
 
 @pytest.mark.parametrize("place", ["users_chains:chain", "users_chains:pipe", "users_chains.py:chain"])

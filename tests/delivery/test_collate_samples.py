@@ -35,7 +35,7 @@ def png(width: int, height: int, mode: str = "RGB") -> bytes:
     ],
 )
 def test_numbers_and_arrays_become_tensors(values: list[Any], dtype: torch.dtype, expected: list[Any]) -> None:
-    batch = kdp.collate(values)
+    batch = collate(values)
     assert batch.dtype == dtype
     assert batch.tolist() == expected
 
@@ -44,12 +44,12 @@ def test_numbers_and_arrays_become_tensors(values: list[Any], dtype: torch.dtype
     "values", [["a", "b"], [b"a", b"b"], [None, None], [1, "a"], [np.array(["a"])], [["a"], ["b"]]]
 )
 def test_what_is_no_number_stays_a_list(values: list[Any]) -> None:
-    assert kdp.collate(values) == values
+    assert collate(values) == values
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
 def test_images_become_channels_first(mode: str, channels: int) -> None:
-    batch = kdp.collate([Image.new(mode, (4, 2))] * 3)
+    batch = collate([Image.new(mode, (4, 2))] * 3)
     assert batch.shape == (3, channels, 2, 4)
     assert batch.dtype == torch.uint8
 
@@ -63,7 +63,7 @@ def test_encoded_images_are_decoded_in_full() -> None:
 
 
 def test_dictionaries_collate_by_entry_and_what_lacks_is_none() -> None:
-    batch = kdp.collate([{"crop": {"top": 1}, "flip": True}, {"crop": {"top": 2}}])
+    batch = collate([{"crop": {"top": 1}, "flip": True}, {"crop": {"top": 2}}])
     assert batch["crop"]["top"].tolist() == [1, 2]
     assert batch["flip"] == [True, None]
 
@@ -73,10 +73,10 @@ def test_tuples_become_tuples_of_batches() -> None:
         left: int
         right: str
 
-    left, right = kdp.collate([Pair(1, "a"), Pair(2, "b")])
+    left, right = collate([Pair(1, "a"), Pair(2, "b")])
     assert (left.tolist(), right) == ([1, 2], ["a", "b"])
     with pytest.raises(kdp.DataError, match="tuples of different lengths"):
-        kdp.collate([(1,), (1, 2)])
+        collate([(1,), (1, 2)])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -108,7 +108,7 @@ def test_views_are_padded_each_to_its_own_largest() -> None:
     ("values", "expected"), [([(1, 2), (3, 4)], ([1, 3], [2, 4])), ([[1, 2], [3, 4]], [[1, 2], [3, 4]])]
 )
 def test_a_tuple_of_numbers_is_several_batches_and_a_list_is_one(values: Any, expected: Any) -> None:
-    batch = kdp.collate(values)
+    batch = collate(values)
     assert (tuple(part.tolist() for part in batch) if isinstance(batch, tuple) else batch.tolist()) == expected
 
 
@@ -124,7 +124,7 @@ def test_ragged_fields_are_padded_on_request(make: Any) -> None:
 
 def test_padding_cannot_mend_different_numbers_of_dimensions() -> None:
     with pytest.raises(kdp.DataError, match="different shapes") as caught:
-        kdp.collate([np.zeros(2), np.zeros((2, 2))], name="x", pad=0)
+        collate([np.zeros(2), np.zeros((2, 2))], name="x", pad=0)
     assert "pad=" not in str(caught.value)
 
 
@@ -148,7 +148,7 @@ def test_samples_without_select_become_a_dictionary_of_fields() -> None:
 
 def test_a_batch_is_writable_and_no_view_of_the_source() -> None:
     arrays = [np.zeros(2), np.zeros(2)]
-    kdp.collate(arrays)[0, 0] = 5
+    collate(arrays)[0, 0] = 5
     assert arrays[0].tolist() == [0, 0]
 
 
@@ -179,15 +179,15 @@ def test_items_that_are_no_batches_are_rejected() -> None:
     ],
 )
 def test_padding_keeps_a_dtype_that_holds_all_values(values: list[Any], pad: float, expected: list[Any]) -> None:
-    batch = kdp.collate(values, pad=pad)
+    batch = collate(values, pad=pad)
     assert batch.tolist() == expected
-    assert batch.dtype == kdp.collate(values[::-1], pad=pad).dtype
+    assert batch.dtype == collate(values[::-1], pad=pad).dtype
 
 
 @pytest.mark.parametrize(("dtype", "pad"), [(np.uint8, -1), (np.int64, 0.5)])
 def test_a_pad_that_the_dtype_cannot_hold_is_rejected(dtype: Any, pad: float) -> None:
     with pytest.raises(kdp.DataError, match=rf"cannot represent the `pad` value {pad}"):
-        kdp.collate([np.zeros(1, dtype), np.zeros(2, dtype)], name="x", pad=pad)
+        collate([np.zeros(1, dtype), np.zeros(2, dtype)], name="x", pad=pad)
 
 
 @pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
@@ -210,12 +210,12 @@ def test_collating_before_deal_says_so() -> None:
 
 def test_a_pad_for_what_has_no_shape_is_rejected() -> None:
     with pytest.raises(kdp.DataError, match=r"Field 'x' holds list, which `pad` cannot fill up"):
-        kdp.collate([[[1], [2]], [[3]]], name="x", pad=0)
+        collate([[[1], [2]], [[3]]], name="x", pad=0)
 
 
 def test_a_pad_for_bytes_says_how_to_make_arrays() -> None:
     with pytest.raises(kdp.DataError, match=r"`\.transform\('x', lambda content: np\.frombuffer\(content, np\.uint8\)"):
-        kdp.collate([b"ab", b"c"], name="x", pad=0)
+        collate([b"ab", b"c"], name="x", pad=0)
 
 
 LAST = torch.channels_last

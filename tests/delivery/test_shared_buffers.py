@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import kdpipes as kdp
+from kdpipes.delivery import empty_batch
 from kdpipes.delivery.collate_samples import collate
 from kdpipes.loader.buffers import BorrowedBuffers, SharedBuffers, pack, unpack
 from kdpipes.loader.channel import SharedFile
@@ -152,7 +153,7 @@ def test_arrays_of_several_dtypes_become_one_tensor_all_the_same(pair: Pair) -> 
 
 
 def stacked(batch: list[Any]) -> torch.Tensor:
-    x = kdp.empty_batch((len(batch), 30_000), torch.uint8)
+    x = empty_batch((len(batch), 30_000), torch.uint8)
     for row, (value,) in enumerate(batch):
         x[row] = value
     return x

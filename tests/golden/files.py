@@ -22,6 +22,7 @@ import kdpipes as kdp
 from kdpipes.cli import main
 from kdpipes.demo import write_photo_folder
 from kdpipes.storage.codec import encode
+from kdpipes.work import EncodedImage
 
 
 def small() -> Any:
@@ -91,5 +92,5 @@ ENTRIES: dict[str, Callable[[Path], Any]] = {
     "codec, Fortran order": lambda _: codec(np.asfortranarray(np.arange(6, dtype="<f8").reshape(2, 3))),
     "codec, tensors": lambda _: codec({"x": torch.arange(4, dtype=torch.int16), "y": torch.ones(2, 2).bfloat16()}),
     "codec, images": lambda _: codec(Image.frombytes("RGB", (3, 2), bytes(range(18)))),
-    "codec, encoded image": lambda _: codec(kdp.EncodedImage(b"\xff\xd8not an image")),
+    "codec, encoded image": lambda _: codec(EncodedImage(b"\xff\xd8not an image")),
 }

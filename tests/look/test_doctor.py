@@ -24,7 +24,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import kdpipes as kdp
 from kdpipes.core.chain import Chain
 from kdpipes.look.doctor import examine
-from kdpipes.work import jpeg
+from kdpipes.work import EncodedImage, jpeg
 from tests.look.clocks import Clock
 
 ROOT = Path(__file__).parent.parent.parent
@@ -319,10 +319,10 @@ def clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
 def slow_photos(clock: Clock, read_s: float, decode_s: float, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return sixteen images of 4 by 4 pixels that take so long to read and to decode."""
     content = b"no image"
-    monkeypatch.setattr(kdp.EncodedImage, "size", (4, 4))
+    monkeypatch.setattr(EncodedImage, "size", (4, 4))
     pixels = Image.new("RGB", (4, 4))
     for name in ("to_pil", "decoded"):
-        monkeypatch.setattr(kdp.EncodedImage, name, lambda image: clock.spend(decode_s, pixels))
+        monkeypatch.setattr(EncodedImage, name, lambda image: clock.spend(decode_s, pixels))
 
     class Photos(kdp.SampleSource):
         def __len__(self) -> int:
@@ -400,9 +400,7 @@ def test_the_advised_cache_comes_after_all_that_draws_nothing(
     after_all = "`.cache_in_memory()` after the last `.transform()` that draws no random numbers"
     after_decoding = "`.cache_in_memory()` after `.decode_images()`"
     for name in ("to_pil", "decoded"):
-        monkeypatch.setattr(
-            kdp.EncodedImage, name, lambda image: clock.spend(0.004, Image.new("RGB", (16, 16), "white"))
-        )
+        monkeypatch.setattr(EncodedImage, name, lambda image: clock.spend(0.004, Image.new("RGB", (16, 16), "white")))
     monkeypatch.setattr(kdp.Resize, "apply", lambda *_: clock.spend(0.004, Image.new("RGB", (8, 8))))
     monkeypatch.setattr(kdp.RandomResizedCrop, "apply", lambda *_: clock.spend(0.002, Image.new("RGB", (4, 4))))
     own = lambda value: clock.spend(0.004, pixels_of(value))  # noqa: E731

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import kdpipes as kdp
+from kdpipes.look import image_grid
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
@@ -23,22 +24,22 @@ def center(grid: Image.Image, column: int, row: int, tile: int, height: int) -> 
 
 
 def test_images_fill_the_rows_from_left_to_right() -> None:
-    grid = kdp.image_grid([solid(RED), solid(GREEN), solid(BLUE)], num_columns=2, tile=20)
+    grid = image_grid([solid(RED), solid(GREEN), solid(BLUE)], num_columns=2, tile=20)
     assert grid.size == (40, 40)
     shown = [center(grid, column, row, 20, 20) for row in range(2) for column in range(2)]
     assert shown == [RED, GREEN, BLUE, (255, 255, 255)]
-    assert kdp.image_grid([solid(RED)] * 3, num_columns=8, tile=20).size == (60, 20), "no empty columns"
+    assert image_grid([solid(RED)] * 3, num_columns=8, tile=20).size == (60, 20), "no empty columns"
 
 
 def test_an_image_keeps_its_aspect_ratio() -> None:
-    pixels = np.asarray(kdp.image_grid([solid(RED, (40, 10))], tile=42))
+    pixels = np.asarray(image_grid([solid(RED, (40, 10))], tile=42))
     red = (pixels == RED).all(axis=2)
     assert (red.any(axis=1).sum(), red.any(axis=0).sum()) == (10, 40)
 
 
 def test_captions_are_written_below_the_tiles() -> None:
     images = [solid(RED), solid(GREEN)]
-    grid = kdp.image_grid(images, ["one", ""], num_columns=1, tile=40)
+    grid = image_grid(images, ["one", ""], num_columns=1, tile=40)
     assert grid.size == (40, 108)
     pixels = np.asarray(grid)
     assert (pixels[41:54] < 128).all(axis=2).any(), "the first has a caption"
@@ -49,32 +50,32 @@ def test_captions_are_written_below_the_tiles() -> None:
 def test_tensors_arrays_and_pillows_images_look_the_same() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 12, 16, 3), dtype=np.uint8)
     batch = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
-    expected = kdp.image_grid([Image.fromarray(image) for image in pixels], tile=18)
+    expected = image_grid([Image.fromarray(image) for image in pixels], tile=18)
     assert np.array_equal(np.asarray(expected)[3:15, 1:17], pixels[0])
     for images in (batch, list(batch), batch.numpy(), pixels, list(pixels)):
-        assert kdp.image_grid(images, tile=18).tobytes() == expected.tobytes()
+        assert image_grid(images, tile=18).tobytes() == expected.tobytes()
 
 
 def test_grey_and_encoded_images_and_batches_are_shown(photo_folder: Any) -> None:
     gray = np.full((8, 8), 77, dtype=np.uint8)
     for image in (gray, gray[..., None], torch.from_numpy(gray[None]), Image.fromarray(gray)):
-        assert center(kdp.image_grid([image], tile=20), 0, 0, 20, 20) == (77, 77, 77)
+        assert center(image_grid([image], tile=20), 0, 0, 20, 20) == (77, 77, 77)
     photos: Any = kdp.image_folder(photo_folder)[:4]
     encoded = photos.decode_images()
     cropped = encoded.transform("x", kdp.RandomResizedCrop(16)).select("x y").deal(batch_size=4).collate_samples()
     x, _ = next(iter(cropped))
-    assert kdp.image_grid(x, tile=18).size == (72, 18)
-    assert kdp.image_grid([sample["x"] for sample in encoded], tile=18).size == (72, 18)
+    assert image_grid(x, tile=18).size == (72, 18)
+    assert image_grid([sample["x"] for sample in encoded], tile=18).size == (72, 18)
 
 
 def test_what_cannot_be_shown_is_rejected() -> None:
     with pytest.raises(ValueError, match="`images` must hold at least one image"):
-        kdp.image_grid([])
+        image_grid([])
     with pytest.raises(ValueError, match="`captions` must be as many as the 2 images, but are 1"):
-        kdp.image_grid([solid(RED)] * 2, ["one"])
+        image_grid([solid(RED)] * 2, ["one"])
     with pytest.raises(
         TypeError, match=r"must hold uint8 pixels, but hold float32 instead. Scale them to 0..255 first"
     ):
-        kdp.image_grid(torch.zeros(2, 3, 4, 4))
+        image_grid(torch.zeros(2, 3, 4, 4))
     with pytest.raises(ValueError, match="`num_columns` must be an integer of at least 1, but is 0"):
-        kdp.image_grid([solid(RED)], num_columns=0)
+        image_grid([solid(RED)], num_columns=0)

@@ -20,6 +20,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.loader import profile as loader_profile
 from kdpipes.loader.worker import Producer
 from kdpipes.look.profile import Profile
+from kdpipes.work import EncodedImage
 from tests.look.clocks import Clock
 from tests.torchdata_parts import MultiProcessingReadingService
 
@@ -99,8 +100,8 @@ def test_decoding_counts_for_decode_images_for_any_reader(
     (tmp_path / "gull").mkdir()
     for number in range(4):
         Image.new("RGB", (8, 8)).save(tmp_path / "gull" / f"{number}.png")
-    plain = kdp.EncodedImage.to_pil
-    monkeypatch.setattr(kdp.EncodedImage, "to_pil", lambda image: (clock.spend(0.004), plain(image))[1])
+    plain = EncodedImage.to_pil
+    monkeypatch.setattr(EncodedImage, "to_pil", lambda image: (clock.spend(0.004), plain(image))[1])
     photos = kdp.image_folder(tmp_path).decode_images("x").transform("x", spends(clock, 0.001))
     told = run(photos.select("x").deal(batch_size=2))
     assert shares(told) == {"decode_images": 0.8, "transform": 0.2}
@@ -161,7 +162,7 @@ def test_what_is_not_measured_is_reckoned_from_what_is(clock: Clock, monkeypatch
     told = run(chain, epochs=2)
     assert shares(told) == {"Slow": 0.25, "transform": 0.75}
     assert told.work_s == pytest.approx(2 * NUM * 0.008)
-    (lane,) = told.lanes
+    (lane,) = told.workers
     assert len(lane.batches) == 1, "the first"
     assert lane.num_items == 2 * NUM
     assert sum(pipe.seconds for pipe in told.pipes) == pytest.approx(told.work_s)
@@ -277,7 +278,7 @@ def test_a_profile_shows_as_text_html_picture_and_plain_data(clock: Clock, tmp_p
 def test_a_step_longer_than_the_run_leaves_no_worker_unheard(clock: Clock, num_workers: int) -> None:
     chain = source(clock).transform("x", spends(clock, 0.01)).select("x").deal(batch_size=2)
     told = kdp.profile(chain, seconds=0.1, num_workers=num_workers, step=lambda batch: clock.spend(2.0))
-    assert told.num_workers == num_workers == len({lane.worker for lane in told.lanes if num_workers})
+    assert told.num_workers == num_workers == len({lane.worker for lane in told.workers if num_workers})
     assert told.num_batches == 2 * max(num_workers, 1)
     assert shares(told)["transform"] == 1.0
     assert told.bound == "consumer"

@@ -14,6 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
+from kdpipes.look import crop_boxes, replay_grid
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -58,18 +59,18 @@ def test_each_sample_shows_original_crop_and_batch_image(end: str) -> None:
     epochs = [list(dealt) for _ in range(2)]
     for epoch, batches in enumerate(epochs):
         for number, batch in enumerate(batches):
-            picture = kdp.replay_grid(whole, epoch=epoch, batch=number, tile=TILE)
+            picture = replay_grid(whole, epoch=epoch, batch=number, tile=TILE)
             for place, ((x, key), ctx) in enumerate(batch):
                 original, result = shown(picture, place)
                 assert np.array_equal(result, np.asarray(x))
-                assert np.array_equal(original, np.asarray(kdp.crop_boxes(photo(int(key)), ctx)))
+                assert np.array_equal(original, np.asarray(crop_boxes(photo(int(key)), ctx)))
 
 
 def test_another_seed_is_another_order_and_moves_no_chain() -> None:
     dealt = chain()
-    pictures = [kdp.replay_grid(dealt, seed=seed, tile=TILE).tobytes() for seed in (None, 3, 4)]
+    pictures = [replay_grid(dealt, seed=seed, tile=TILE).tobytes() for seed in (None, 3, 4)]
     assert pictures[0] == pictures[1] != pictures[2]
-    assert pictures[2] == kdp.replay_grid(chain(seed=4), tile=TILE).tobytes()
+    assert pictures[2] == replay_grid(chain(seed=4), tile=TILE).tobytes()
     keys = [[key for batch in pipe for (_, key), _ in batch] for pipe in (dealt, chain())]
     assert keys[0] == keys[1], "still epoch 0 of seed 3"
 
@@ -85,7 +86,7 @@ def test_the_batch_need_not_be_the_next_and_loads_nothing_else() -> None:
     dealt = cropped(kdp.from_ids(ids, load=load)).select("x").deal(batch_size=2)
     for _ in range(2):
         loads.clear()
-        kdp.replay_grid(dealt, epoch=4, batch=2, tile=TILE)
+        replay_grid(dealt, epoch=4, batch=2, tile=TILE)
         assert set(loads) == {"4", "5"}
 
 
@@ -93,11 +94,11 @@ def test_views_stand_beside_their_original() -> None:
     views = [[kdp.RandomResizedCrop(32)], [], [kdp.RandomResizedCrop(32), kdp.HorizontalFlip()]]
     pipe = kdp.from_dataset(PHOTOS).record_ctx().transform("x", views=views).select("x key", return_ctx=True)
     dealt = pipe.deal(batch_size=3)
-    picture = kdp.replay_grid(dealt, tile=TILE)
+    picture = replay_grid(dealt, tile=TILE)
     assert picture.size == (8 * TILE, 2 * (TILE + 14))
     for place, ((x, key), ctx) in enumerate(next(iter(dealt))):
         original, *results = shown(picture, place, num_each=4)
-        assert np.array_equal(original, np.asarray(kdp.crop_boxes(photo(int(key)), ctx)))
+        assert np.array_equal(original, np.asarray(crop_boxes(photo(int(key)), ctx)))
         assert all(np.array_equal(result, np.asarray(view)) for result, view in zip(results, x, strict=True))
 
 
@@ -108,13 +109,13 @@ def test_originals_are_shown_where_samples_may_be_left_out(photo_shards: str, en
         work = cropped(source)
         pipes = [work, work.on_error("skip")]
         dealt = [(pipe.select("x") if end == "select" else pipe).deal(batch_size=4) for pipe in pipes]
-        one, other = (kdp.replay_grid(pipe, tile=TILE).tobytes() for pipe in dealt)
+        one, other = (replay_grid(pipe, tile=TILE).tobytes() for pipe in dealt)
         assert one == other
 
 
 def test_without_record_ctx_there_are_no_crops_to_draw() -> None:
     dealt = kdp.from_dataset(PHOTOS).transform("x", kdp.RandomResizedCrop(32)).select("x").deal(batch_size=2)
-    original, _ = shown(kdp.replay_grid(dealt, tile=TILE), 1)
+    original, _ = shown(replay_grid(dealt, tile=TILE), 1)
     assert np.array_equal(original, np.asarray(photo(1)))
 
 
@@ -128,28 +129,28 @@ def test_files_and_shards_are_shown(photo_folder: Path, photo_shards: str, end: 
     ):
         pipe = cropped(source).select("x y") if end == "select" else cropped(source)
         for epoch in range(2):
-            picture = kdp.replay_grid(pipe.deal(batch_size=5), epoch=epoch, batch=1, tile=130)
+            picture = replay_grid(pipe.deal(batch_size=5), epoch=epoch, batch=1, tile=130)
             assert picture.size == (8 * 130, 2 * (130 + 14))
             assert (np.asarray(picture)[:144, :130] == FIRST).all(axis=-1).any(), "as large as it is, with its crop"
 
 
 def test_arguments_that_make_no_sense_are_rejected() -> None:
     with pytest.raises(kdp.ChainError, match="The chain has no `deal`, and so no batches"):
-        kdp.replay_grid(kdp.from_dataset(PHOTOS))
+        replay_grid(kdp.from_dataset(PHOTOS))
     with pytest.raises(IndexError, match="Epoch 1 has no batch 3"):
-        kdp.replay_grid(chain(), epoch=1, batch=3)
+        replay_grid(chain(), epoch=1, batch=3)
     with pytest.raises(kdp.FieldError, match="has no field 'image'"):
-        kdp.replay_grid(chain(), field="image")
+        replay_grid(chain(), field="image")
     for name in ("epoch", "batch", "seed"):
         with pytest.raises(ValueError, match=f"`{name}` must be an integer of at least 0"):
-            kdp.replay_grid(chain(), **{name: -1})
+            replay_grid(chain(), **{name: -1})
     both = cropped(kdp.concat(kdp.from_dataset(PHOTOS), kdp.from_dataset(PHOTOS))).select("x").deal(batch_size=2)
-    assert kdp.replay_grid(both).size == kdp.replay_grid(chain()).size
+    assert replay_grid(both).size == replay_grid(chain()).size
 
 
 def test_tensors_of_floats_are_shown() -> None:
     pipe = cropped(kdp.from_dataset(PHOTOS)).transform("x", kdp.ToTensor(), kdp.Normalize([0.5], [0.25]))
-    picture = kdp.replay_grid(pipe.select("x y").deal(batch_size=2).collate_samples(), tile=TILE)
+    picture = replay_grid(pipe.select("x y").deal(batch_size=2).collate_samples(), tile=TILE)
     assert picture.size == (4 * TILE, TILE + 14)
 
 
@@ -157,7 +158,7 @@ def test_tensors_of_floats_are_shown() -> None:
 def test_samples_that_are_made_of_a_stock_pipe_are_shown(wrap: Any) -> None:
     dealt = cropped(wrap(PHOTOS).to_samples(fields="x y")).select("x").deal(batch_size=2)
     for batch in range(2):
-        original, _ = shown(kdp.replay_grid(dealt, batch=batch, tile=TILE), 0)
+        original, _ = shown(replay_grid(dealt, batch=batch, tile=TILE), 0)
         difference = (original != np.asarray(photo(2 * batch))).any(axis=-1)
         is_box = [(original == color).all(axis=-1) for color in (FIRST, (255, 255, 255), (0, 0, 0))]
         assert (np.any(is_box, axis=0) | ~difference).all()
@@ -172,7 +173,7 @@ def test_the_original_of_a_random_source_is_what_was_cropped() -> None:
             return photo(int(rng.integers(1000)))
 
     dealt = Source().record_ctx().transform("x", lambda image: image).select("x").deal(batch_size=2)
-    original, result = shown(kdp.replay_grid(dealt, epoch=1, batch=1, tile=TILE), 0)
+    original, result = shown(replay_grid(dealt, epoch=1, batch=1, tile=TILE), 0)
     assert np.array_equal(original, result)
 
 
@@ -188,32 +189,32 @@ def test_a_transform_of_another_field_may_come_first(before: str) -> None:
         source = kdp.from_dataset([(encoded(image), y) for image, y in PHOTOS]).transform("y", str).decode_images()
     else:
         source = kdp.from_dataset(PHOTOS, "image y").transform("y", str).rename_fields(x="image")
-    picture = kdp.replay_grid(cropped(source).select("x").deal(batch_size=2), tile=TILE)
+    picture = replay_grid(cropped(source).select("x").deal(batch_size=2), tile=TILE)
     assert picture.size == (4 * TILE, TILE + 14)
 
 
 def test_a_batch_that_was_left_out_is_no_batch() -> None:
     items = [PHOTOS[0], PHOTOS[1], (None, 0), (None, 0), PHOTOS[2], PHOTOS[3]]
     dealt = cropped(kdp.from_dataset(items)).on_error("skip").select("x").deal(batch_size=2)
-    assert kdp.replay_grid(dealt, batch=2, tile=TILE).size == (4 * TILE, TILE + 14)
+    assert replay_grid(dealt, batch=2, tile=TILE).size == (4 * TILE, TILE + 14)
     with pytest.raises(IndexError):
-        kdp.replay_grid(dealt, batch=1, tile=TILE)
+        replay_grid(dealt, batch=1, tile=TILE)
 
 
 def test_a_crop_of_a_resized_image_is_drawn_where_it_was() -> None:
     pipe = kdp.from_dataset(PHOTOS).record_ctx().transform("x", kdp.Resize(16), kdp.CenterCrop(8))
-    original, _ = shown(kdp.replay_grid(pipe.select("x").deal(batch_size=2), tile=TILE), 0)
+    original, _ = shown(replay_grid(pipe.select("x").deal(batch_size=2), tile=TILE), 0)
     rows, columns = np.nonzero((original == FIRST).all(axis=-1))
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (8, 23, 8, 23)
 
 
 def test_tensors_of_bytes_are_shown() -> None:
     tensors = [(torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1), y) for image, y in PHOTOS]
-    picture = kdp.replay_grid(cropped(kdp.from_dataset(tensors)).select("x").deal(batch_size=2), tile=TILE)
+    picture = replay_grid(cropped(kdp.from_dataset(tensors)).select("x").deal(batch_size=2), tile=TILE)
     assert picture.size == (4 * TILE, TILE + 14)
 
 
 def test_a_stock_pipe_before_deal_is_rejected() -> None:
     dealt = cropped(kdp.from_dataset(PHOTOS)).select("x").map(tuple).deal(batch_size=2)
     with pytest.raises(kdp.ChainError):
-        kdp.replay_grid(dealt, tile=TILE)
+        replay_grid(dealt, tile=TILE)

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import kdpipes as kdp
+from kdpipes.look import crop_boxes
 from kdpipes.look.pictures import normalization_of
 
 FIRST = (228, 87, 46)  # the color of a crop
@@ -106,7 +107,7 @@ def test_crops_are_drawn_on_the_originals() -> None:
         items = dealt.peek(3)
         shown = tiles(kdp.show_batch(next(iter(chain)), chain, crops=True, tile=TILE))
         for place, ((x, _, key), ctx) in enumerate(items):
-            assert np.array_equal(shown[2 * place], np.asarray(kdp.crop_boxes(photo(int(key)), ctx)))
+            assert np.array_equal(shown[2 * place], np.asarray(crop_boxes(photo(int(key)), ctx)))
             assert np.array_equal(shown[2 * place + 1], np.asarray(x))
     (_, _, keys), _ = given = next(iter(dealt.collate_samples()))
     shown = tiles(kdp.show_batch(given, dealt, crops=True, tile=TILE))

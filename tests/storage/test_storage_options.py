@@ -22,6 +22,7 @@ from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.remote import Span, read_range
 from kdpipes.testing import Fault, faulty_storage
+from kdpipes.write import FileLocalizer
 
 Open = Callable[[str, dict[str, Any]], Any]
 
@@ -113,9 +114,9 @@ WRITERS: dict[str, Callable[[str, dict[str, Any], Path, int], Any]] = {
     "copy_to_local": lambda root, options, folder, workers: kdp.copy_to_local(
         f"{root}/photos", folder / "copy", num_workers=workers + 1, storage_options=options
     ),
-    "FileLocalizer": lambda root, options, folder, workers: kdp.FileLocalizer(
-        folder / "files", storage_options=options
-    )(f"{root}/photos-000.tar"),
+    "FileLocalizer": lambda root, options, folder, workers: FileLocalizer(folder / "files", storage_options=options)(
+        f"{root}/photos-000.tar"
+    ),
     "localize_files": lambda root, options, folder, workers: list(
         IterableWrapper([f"{root}/photos-001.tar"]).localize_files(folder / "some", storage_options=options)
     ),
@@ -142,7 +143,7 @@ def test_writers_show_and_write_their_options_nowhere(root: str, name: str, tmp_
 
 
 def test_files_localized_with_options_are_the_same_chain() -> None:
-    plain, other = (kdp.FileLocalizer("files", storage_options=options) for options in (None, {"key": "heron"}))
+    plain, other = (FileLocalizer("files", storage_options=options) for options in (None, {"key": "heron"}))
     assert fingerprint(plain) == fingerprint(other)
     assert "heron" not in repr(other)
 

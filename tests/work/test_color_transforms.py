@@ -16,6 +16,7 @@ from PIL import Image, ImageEnhance
 from skimage import data
 
 import kdpipes as kdp
+from kdpipes.work import EncodedImage
 
 NAMES = ("brightness", "contrast", "saturation", "hue")
 FACTORS = dict.fromkeys(NAMES[:3], (0.0, 0.3, 0.95, 1.0, 1.7)) | {"hue": (-0.5, -0.21, 0.0, 0.03, 0.1, 0.5)}
@@ -206,7 +207,7 @@ def test_two_epochs_and_their_ctx_are_equal_for_any_workers(photo_folder: Path) 
 def test_an_encoded_image_is_decoded() -> None:
     file = io.BytesIO()
     CAT.save(file, "png")
-    assert JITTER(kdp.EncodedImage(file.getvalue()), rng(0)).tobytes() == JITTER(CAT, rng(0)).tobytes()
+    assert JITTER(EncodedImage(file.getvalue()), rng(0)).tobytes() == JITTER(CAT, rng(0)).tobytes()
 
 
 FACTOR_RULE = "must be a number of at least 0, or two of them, the smaller first, but is"

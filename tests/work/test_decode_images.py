@@ -14,6 +14,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.storage.codec import decode, encode
+from kdpipes.work import EncodedImage
 
 WIDTH, HEIGHT = 160, 120
 
@@ -51,7 +52,7 @@ def test_an_images_name_is_made_for_errors_and_keeps_no_sample() -> None:
     del sample, held
     assert (alive(), name()) == (None, "sample '0'")
     asked: list[str] = []
-    image = kdp.EncodedImage(encoded(), lambda: asked.append("once") or "sample 'heron'")
+    image = EncodedImage(encoded(), lambda: asked.append("once") or "sample 'heron'")
     assert (image.size, asked) == ((WIDTH, HEIGHT), [])
     assert (image.name, pickle.loads(pickle.dumps(image)).name, asked) == ("sample 'heron'", "sample 'heron'", ["once"])
 
@@ -64,7 +65,7 @@ def test_every_format_becomes_rgb_as_pillow_reads_it() -> None:
             pipe = make(content).decode_images()
             for _ in range(2):
                 image = next(iter(pipe))["x"]
-                assert isinstance(image, kdp.EncodedImage)
+                assert isinstance(image, EncodedImage)
                 assert image.size == (WIDTH, HEIGHT), (mode, suffix)
                 pixels = np.asarray(image)
                 assert (pixels.shape, pixels.dtype) == ((HEIGHT, WIDTH, 3), np.uint8)
@@ -132,7 +133,7 @@ def test_an_encoded_image_travels_as_bytes_and_is_new_each_time() -> None:
 def test_an_encoded_image_is_kept_as_its_bytes() -> None:
     image = indexed(encoded()).decode_images("x")[0]["x"]
     twin = decode(b"".join(encode({"x": image})))["x"]
-    assert type(twin) is kdp.EncodedImage
+    assert type(twin) is EncodedImage
     assert (twin.content, twin.name, twin.size) == (image.content, image.name, (WIDTH, HEIGHT))
     assert np.array_equal(np.asarray(twin), np.asarray(image))
 
@@ -145,7 +146,7 @@ def test_a_missing_field_is_an_error_when_the_chain_is_built() -> None:
 
 
 def test_transformed_images_are_stored_as_pixels_with_backend() -> None:
-    image = kdp.EncodedImage(encoded(), "a", "pillow")
+    image = EncodedImage(encoded(), "a", "pillow")
     crop = kdp.CenterCrop(40)(image)
     for one in (image, crop):
         again = decode(b"".join(encode(one)))

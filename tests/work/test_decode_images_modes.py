@@ -17,6 +17,7 @@ import kdpipes as kdp
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.demo import write_photo_folder
 from kdpipes.storage.codec import decode, encode
+from kdpipes.work import EncodedImage
 from kdpipes.work.jpeg import find_decoders
 
 DEPTH = np.arange(4000, dtype=np.uint16).reshape(50, 80)
@@ -192,7 +193,7 @@ def test_modes_and_orientations_have_their_own_fingerprints(tmp_path: Path) -> N
 
 def test_encoded_images_travel_with_their_mode() -> None:
     for given in ((), ("P",), ("RGB", True)):
-        image = kdp.EncodedImage(FILES["P"][0], "", "auto", True, *given)
+        image = EncodedImage(FILES["P"][0], "", "auto", True, *given)
         for again in (pickle.loads(pickle.dumps(image)), decode(memoryview(b"".join(encode(image))))):
             assert (again.mode, again.exif, again.content) == (image.mode, image.exif, image.content)
 
@@ -251,7 +252,7 @@ def test_photos_stand_upright_where_exif_counts(turn: int, backend: Any) -> None
 def test_regions_are_those_of_the_upright_photo(turn: int, backend: Any, exact: bool) -> None:
     content = turned(turn)
     expected = torch.from_numpy(np.array(upright(content))).permute(2, 0, 1)
-    image = kdp.EncodedImage(content, "", backend, exact, "RGB", True)
+    image = EncodedImage(content, "", backend, exact, "RGB", True)
     width, height = image.size
     for top, left, rows, columns in ((0, 0, height, width), (3, 5, 17, 30), (height - 9, width - 4, 9, 4)):
         region = image.region(top, left, rows, columns, least=(rows, columns))

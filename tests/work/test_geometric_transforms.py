@@ -16,6 +16,7 @@ from PIL import Image
 from skimage import data
 
 import kdpipes as kdp
+from kdpipes.work import EncodedImage
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
@@ -37,10 +38,10 @@ def as_tensor(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(pixels[..., None] if pixels.ndim == 2 else pixels).permute(2, 0, 1).contiguous()
 
 
-def encoded(image: Image.Image) -> kdp.EncodedImage:
+def encoded(image: Image.Image) -> EncodedImage:
     file = io.BytesIO()
     image.save(file, "png")
-    return kdp.EncodedImage(file.getvalue())
+    return EncodedImage(file.getvalue())
 
 
 def photos(folder: Path) -> list[Image.Image]:

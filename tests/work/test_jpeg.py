@@ -19,7 +19,7 @@ from skimage import data
 
 import kdpipes as kdp
 from kdpipes.storage.codec import encode
-from kdpipes.work import jpeg
+from kdpipes.work import DecodedImage, EncodedImage, jpeg
 from kdpipes.work.jpeg import Box, UnfitError, find_decoders
 
 ASTRONAUT = Image.fromarray(data.astronaut()).resize((213, 187))
@@ -81,7 +81,7 @@ def by_pillow(content: bytes) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("name", ODD)
 def test_every_file_has_pillows_pixels(name: str, backend: Any) -> None:
     expected = by_pillow(ODD[name])
-    image = kdp.EncodedImage(ODD[name], backend=backend)
+    image = EncodedImage(ODD[name], backend=backend)
     height, width = expected.shape[:2]
     assert image.size == (width, height)
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_shipped_photos_have_pillows_pixels_in_every_region(photo_folder: Path, 
 @pytest.mark.parametrize("backend", ["auto", *FAST])
 def test_images_with_sizes_read_first_are_not_mixed_up(backend: Any) -> None:
     names = ["17x33", "Y420", "coarse", "without its tables", "fine"]
-    images = [kdp.EncodedImage(ODD[name], backend=backend) for name in names]
+    images = [EncodedImage(ODD[name], backend=backend) for name in names]
     sizes = [image.size for image in images]
     for order in (names, names[::-1]):
         for name in order:
@@ -129,7 +129,7 @@ def test_colours_that_need_pillow_are_left_to_it(name: str, backend: str) -> Non
 
 
 def result(content: bytes, backend: Any) -> Any:
-    image = kdp.EncodedImage(content, "sample '0'", backend=backend)
+    image = EncodedImage(content, "sample '0'", backend=backend)
     try:
         return np.asarray(image).tobytes(), image.size
     except kdp.DataError as error:
@@ -158,19 +158,19 @@ def test_other_formats_are_pillows() -> None:
     for suffix in ("PNG", "WEBP", "BMP"):
         file = io.BytesIO()
         ASTRONAUT.save(file, suffix, lossless=True)
-        assert np.array_equal(np.asarray(kdp.EncodedImage(file.getvalue())), np.asarray(ASTRONAUT))
+        assert np.array_equal(np.asarray(EncodedImage(file.getvalue())), np.asarray(ASTRONAUT))
 
 
 def test_a_bomb_is_rejected_as_pillow_rejects_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000)
     with pytest.raises(kdp.DataError, match="decompression bomb"):
-        np.asarray(kdp.EncodedImage(ODD["Y420"]))
+        np.asarray(EncodedImage(ODD["Y420"]))
 
 
 def test_threads_decode_side_by_side() -> None:
     names = [name for name in ODD for _ in range(8)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda name: np.asarray(kdp.EncodedImage(ODD[name])), names))
+        found = list(pool.map(lambda name: np.asarray(EncodedImage(ODD[name])), names))
     assert all(np.array_equal(pixels, by_pillow(ODD[name])) for name, pixels in zip(names, found, strict=True))
 
 
@@ -189,7 +189,7 @@ def test_crops_differ_from_pillows_by_two_grey_levels_at_most(photo_folder: Path
     crop = kdp.RandomResizedCrop(96)
     differences = []
     for number, path in enumerate(sorted(photo_folder.rglob("*.jpg"))[::4]):
-        image = kdp.EncodedImage(path.read_bytes())
+        image = EncodedImage(path.read_bytes())
         params = crop.draw(image, np.random.default_rng(number))
         left, top = params["left"], params["top"]
         region = image.to_pil().crop((left, top, left + params["width"], top + params["height"]))
@@ -200,10 +200,8 @@ def test_crops_differ_from_pillows_by_two_grey_levels_at_most(photo_folder: Path
 
 
 def test_a_decoded_image_is_an_image() -> None:
-    image = kdp.CenterCrop((40, 60)).apply(
-        kdp.EncodedImage(ODD["Y420"]), {"top": 3, "left": 5, "height": 40, "width": 60}
-    )
-    assert isinstance(image, kdp.DecodedImage)
+    image = kdp.CenterCrop((40, 60)).apply(EncodedImage(ODD["Y420"]), {"top": 3, "left": 5, "height": 40, "width": 60})
+    assert isinstance(image, DecodedImage)
     assert (image.size, image.width, image.height, image.mode) == ((60, 40), 60, 40, "RGB")
     pil = image.to_pil()
     assert np.array_equal(np.asarray(image), by_pillow(ODD["Y420"])[3:43, 5:65])
@@ -216,7 +214,7 @@ def test_a_decoded_image_is_an_image() -> None:
 def test_what_is_no_image_of_bytes_is_not_cached() -> None:
     for pixels in (torch.rand(3, 4, 5), torch.zeros(1, 4, 5, dtype=torch.uint8)):
         with pytest.raises(TypeError, match=r"must be \[3, H, W\] uint8 in main memory, but are \["):
-            encode(kdp.DecodedImage(pixels))
+            encode(DecodedImage(pixels))
 
 
 def test_a_missing_backend_is_an_error_when_the_chain_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +242,7 @@ LARGE = [Image.fromarray(getattr(data, name)()) for name in ("astronaut", "chels
 
 
 def reduced(content: bytes, transform: Any, backend: Any, *, exact: bool) -> np.ndarray[Any, Any]:
-    image = kdp.EncodedImage(content, "", backend, exact)
+    image = EncodedImage(content, "", backend, exact)
     made = transform.apply(image, transform.draw(image, np.random.default_rng(3)))
     return np.asarray(made).astype(int)
 
@@ -267,7 +265,7 @@ def test_scaled_decoding_is_the_same_by_each_backend(transform: Any, kind: str) 
 def test_scaled_decoding_never_gives_less_than_is_wanted() -> None:
     content = saved(LARGE[0])
     for backend in ("pillow", *FAST):
-        image = kdp.EncodedImage(content, "", backend, exact=False)
+        image = EncodedImage(content, "", backend, exact=False)
         sizes = [
             tuple(image.region(3, 5, 401, 305, least=least).shape[1:]) for least in [(401, 305), (201, 1), (50, 38)]
         ]
@@ -286,7 +284,7 @@ def test_without_a_smaller_result_nothing_is_scaled() -> None:
 def test_a_scaled_image_stays_scaled_in_copies_and_caches() -> None:
     photos = kdp.from_dataset([(saved(LARGE[0]), 0)])
     image = photos.decode_images("x", exact=False)[0]["x"]
-    assert (pickle.loads(pickle.dumps(image)).exact, kdp.EncodedImage(image.content).exact) == (False, True)
+    assert (pickle.loads(pickle.dumps(image)).exact, EncodedImage(image.content).exact) == (False, True)
     operations = [photos.decode_images("x", exact=exact).operation.value_fingerprint() for exact in (True, False)]
     assert operations[0] != operations[1]
     with pytest.raises(TypeError, match="`exact` must be True or False"):

@@ -18,6 +18,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
+from kdpipes.delivery import collate
 from tests.work.replaying import (
     Shift,
     assert_replayed,
@@ -174,7 +175,7 @@ def test_every_sample_of_every_chain_is_made_again(spec: Any, seed: int) -> None
     for batch in [batch for _ in range(2) for batch in dealt]:
         assert_replayed(dealt, batch)
         ctxs = [ctx for _, ctx in batch]
-        assert kdp.split_ctx(kdp.collate(ctxs)) == ctxs
+        assert kdp.split_ctx(collate(ctxs)) == ctxs
 
 
 SERVICES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -306,4 +307,4 @@ EXACT: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_split_ctx_gives_back_what_was_collated(name: str) -> None:
-    assert kdp.split_ctx(kdp.collate(EXACT[name], ragged=True)) == EXACT[name]
+    assert kdp.split_ctx(collate(EXACT[name], ragged=True)) == EXACT[name]

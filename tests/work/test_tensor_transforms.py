@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import kdpipes as kdp
+from kdpipes.work import EncodedImage
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
@@ -22,10 +23,10 @@ FLOATS = torch.from_numpy(PIXELS.transpose(2, 0, 1).astype(np.float32) / 255)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def encoded(image: Image.Image) -> kdp.EncodedImage:
+def encoded(image: Image.Image) -> EncodedImage:
     file = io.BytesIO()
     image.save(file, "png")
-    return kdp.EncodedImage(file.getvalue())
+    return EncodedImage(file.getvalue())
 
 
 def test_an_image_of_any_kind_becomes_floats_from_0_to_1() -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.work import EncodedImage
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -220,13 +221,13 @@ def test_what_stands_before_the_views_is_done_once_for_all() -> None:
 
 def test_decoding_is_each_views_own_and_none_without_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
-    original = kdp.EncodedImage._decoded_by_pillow
+    original = EncodedImage._decoded_by_pillow
 
     def decode(image: Any, factor: int) -> Any:
         decoded.append(image.name)
         return original(image, factor)
 
-    monkeypatch.setattr(kdp.EncodedImage, "_decoded_by_pillow", decode)
+    monkeypatch.setattr(EncodedImage, "_decoded_by_pillow", decode)
     content = io.BytesIO()
     photo(0).save(content, "PNG")
     crop = kdp.RandomResizedCrop(8)
@@ -236,7 +237,7 @@ def test_decoding_is_each_views_own_and_none_without_pixels(monkeypatch: pytest.
         assert decoded == []
         (x,) = next(iter(source.select("x")))
         assert len(decoded) == 2
-        assert isinstance(x[2], kdp.EncodedImage)
+        assert isinstance(x[2], EncodedImage)
         shared = make([(content.getvalue(), 0)]).decode_images().transform("x", lambda image: image)
         decoded.clear()
         list(shared.transform("x", views=[[crop], [crop], []]).select("x"))

@@ -23,6 +23,7 @@ import kdpipes as kdp
 from kdpipes.storage import records
 from kdpipes.storage.codec import decode
 from kdpipes.storage.records import HEADER
+from kdpipes.work import EncodedImage
 from kdpipes.write import records as module
 from tests.processes import in_child
 
@@ -349,7 +350,7 @@ def test_images_stay_encoded_or_are_kept_as_pixels(photo_folder: Path, tmp_path:
     kdp.write_records(images.transform("x", kdp.Resize((32, 32))), tmp_path / "pixels")
     expected = {sample.key: sample for sample in images}
     for sample in kdp.open_records(tmp_path / "encoded"):
-        assert isinstance(sample["x"], kdp.EncodedImage)
+        assert isinstance(sample["x"], EncodedImage)
         assert sample["x"].content == expected[sample.key]["x"].content
     resized = {sample.key: np.asarray(sample["x"]) for sample in images.transform("x", kdp.Resize((32, 32)))}
     for sample in kdp.open_records(tmp_path / "pixels").decode_images("x"):
