@@ -21,9 +21,10 @@ from kdpipes.core.sample import claim_name
 
 __all__ = ["Bulk", "BulkReader", "BulkSource", "made_of_each", "read_with_keys"]
 
-_FEW = 8  # samples that are read at once, unless they are cheap; all of their undecoded values are in memory
+_LEAST = 8  # samples in a batch; in smaller ones, little is gained
+_FEW = 16  # samples that are read at once, unless they are cheap; all of their undecoded values are in memory
 _CHEAP_S = 100e-6  # a sample; of cheaper ones, many are read at once
-_SLOW_S = 10e-3  # a sample; slower ones gain nothing, and are large: only one at a time should be in memory
+_SLOW_S = 5e-3  # a sample; slower ones gain nothing, and are large: only one at a time should be in memory
 _MAX_SLOW = 3  # slow reads in a row, after which samples are made one by one
 
 
@@ -114,7 +115,7 @@ class BulkReader:
             make: Makes a part of the items one by one: from a place in `positions` up to another one.
         """
         items: list[Any] = []
-        while self._size and _FEW <= len(positions) > len(items):
+        while self._size and _LEAST <= len(positions) > len(items):
             start, stop = len(items), min(len(items) + self._size, len(positions))
             found = self.read(source, positions[start:stop], bulk.part(start, stop))
             items += make(start, stop) if found is None else found
@@ -122,7 +123,7 @@ class BulkReader:
 
     def read(self, source: BulkSource, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
         """Return items that are read at once; None if they must be made one by one."""
-        begun = time.perf_counter()
+        begun = time.thread_time()  # what another process does meanwhile does not count
         try:
             with without_key():
                 items = source.read_items(positions, bulk)
@@ -133,7 +134,7 @@ class BulkReader:
         if items is None:
             self._size = 0
             return None
-        lasted_s = (time.perf_counter() - begun) / len(items)
+        lasted_s = (time.thread_time() - begun) / len(items)
         self._num_slow = self._num_slow + 1 if lasted_s > _SLOW_S else 0
         if bulk.is_vectorized or lasted_s <= _CHEAP_S:
             self._size = max(self._size, 8 * len(items))

@@ -90,8 +90,12 @@ class SampleKey(NamedTuple):
 
     def key(self, operation: str) -> bytes:
         """Return the key of one operation on this sample."""
-        words = _as_kept_word(self.seed), _as_kept_word(self.epoch), _as_word(self.position), _as_kept_word(operation)
-        return _hash(b"".join((*words, _as_kept_word("early")) if self.is_early else words))
+        # Not by `hash_key`, because this runs for each random operation on each sample.
+        position = str(self.position).encode()
+        size = len(position).to_bytes(8, "little")
+        words = _as_kept_word(self.seed), _as_kept_word(self.epoch), size, position, _as_kept_word(operation)
+        text = b"".join((*words, _as_kept_word("early")) if self.is_early else words)
+        return hashlib.blake2b(text, digest_size=32).digest()
 
     def rng(self, operation: str) -> np.random.Generator:
         """Return the generator of one operation on this sample."""

@@ -322,6 +322,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "tensor"
     if isinstance(value, Image.Image) or hasattr(value, "to_pil"):
+        _KINDS[type(value)] = "image"
         return "image"
     if isinstance(value, np.ndarray):
         return "array" if value.dtype.kind in "biufc" else ""

@@ -8,6 +8,7 @@ import math
 import re
 import zipfile
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ def decode_array(kind: str, content: bytes) -> Any:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
+@lru_cache(maxsize=1_000)
 def _kind_of(field: str) -> str:
     return field.rsplit(".", 1)[-1].lower()
 

@@ -175,6 +175,6 @@ class PackedStrings(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
-        position = range(len(self))[index]
+        position = range(len(self._ends))[index]
         start = int(self._ends[position - 1]) if position else 0
         return self._bytes[start : int(self._ends[position])].tobytes().decode("utf-8", "surrogateescape")

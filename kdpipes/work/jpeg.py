@@ -22,7 +22,7 @@ Backend = Literal["auto", "turbojpeg", "simplejpeg", "pillow"]
 BACKENDS = ("auto", "turbojpeg", "simplejpeg", "pillow")
 _LIBRARY = "KDPIPES_TURBOJPEG"
 _FACTORS = (8, 4, 2)
-_NUM_KEPT = 8  # files: as many as a chain reads at once
+_NUM_KEPT = 16  # files: as many as a chain reads at once
 
 
 class Box(NamedTuple):

@@ -319,8 +319,10 @@ def _drawing(step: Callback, place: str) -> Callable[[Any, SampleKey], Any]:
 
     def run(value: Any, key: SampleKey) -> Any:
         if at_once is not None:
-            return _made(at_once(value, generator(key.key(place)))[1], value, step)
-        return _made(transform.apply(value, transform.draw(value, rng_of(key.key(place)))), value, step)
+            made = at_once(value, generator(key.key(place)))[1]
+        else:
+            made = transform.apply(value, transform.draw(value, rng_of(key.key(place))))
+        return made if made is not None else _made(made, value, step)
 
     return run
 

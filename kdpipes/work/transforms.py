@@ -14,6 +14,7 @@ from PIL import Image, ImageEnhance
 
 from kdpipes.core.errors import check_choice, check_count, check_number, is_number, must_be
 from kdpipes.core.processes import in_one_torch_thread
+from kdpipes.work.decode import DecodedImage
 from kdpipes.work.image_ops import (
     RESAMPLING,
     Drawn,
@@ -224,6 +225,8 @@ class HorizontalFlip(Drawn):
     @in_one_torch_thread
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the image, flipped if `params["flipped"]` is True."""
+        if isinstance(value, DecodedImage) and not params["flipped"]:
+            return value
         image = as_image(value, "HorizontalFlip")
         if not params["flipped"]:
             return like(value, image)
