@@ -206,8 +206,11 @@ def test_nothing_listens_while_workers_run() -> None:
 
 
 def children() -> list[str]:
-    tasks = Path("/proc/self/task").iterdir()
-    return [pid for task in tasks for pid in (task / "children").read_text().split()]
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += (task / "children").read_text().split()
+    return found
 
 
 def listeners(pid: int) -> set[str]:

@@ -175,7 +175,7 @@ def test_a_folder_that_is_open_to_others_is_not_taken(tmp_path: Path, monkeypatc
     path.chmod(0o777)
     lock = os.open(path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_SH)  # somebody uses it
-    with pytest.raises(PermissionError, match="open to others"):
+    with pytest.raises(PermissionError, match="other users can access it"):
         LmdbStore.in_memory("birds")
     os.close(lock)
 

@@ -166,7 +166,7 @@ def test_mistakes_are_told_in_one_line(folder: Path, run: Any) -> None:
     rejected = {
         "none.tar": "There is no file 'none.tar'",
         "users_chain.py": "The chain must be named as module:name or file.py:name",
-        "users_chain:chian": "users_chain has no 'chian'. Did you mean 'chain'?",
+        "users_chain:chian": "users_chain does not define 'chian'. Did you mean 'chain'?",
         "users_chain.py:chian": "Did you mean 'chain'?",
         "shards --samples -1": "`samples` must be an integer of at least 0, but is -1",
         "shards/photos-000.tar.index": "cannot be read as a plain tar",

@@ -240,7 +240,7 @@ def test_arguments_that_cannot_be_mixed_are_errors(arguments: Any, words: str) -
 
 def test_a_mix_that_needs_an_empty_source_is_an_error() -> None:
     first, empty = sources([4, 0], "map")
-    with pytest.raises(kdp.ChainError, match="source 1, which is empty"):
+    with pytest.raises(kdp.ChainError, match=r"Source 1 of `mix` \(counting from 0\) is empty"):
         len(first.mix(empty, num_samples=4))
 
 
