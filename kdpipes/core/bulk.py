@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
@@ -28,6 +28,9 @@ _SLOW_S = 5e-3  # a sample; slower ones gain nothing, and are large: only one at
 _MAX_SLOW = 3  # slow reads in a row, after which samples are made one by one
 
 
+Values = TypeVar("Values", bound=Sequence[Any])
+
+
 class Bulk:
     """What is known about samples that are read together.
 
@@ -42,12 +45,22 @@ class Bulk:
     def __init__(self, seed: int, epoch: int, planned: int, ordinals: Sequence[int], size: int) -> None:
         self.seed, self.epoch, self.planned, self.ordinals, self.size = seed, epoch, planned, ordinals, size
         self.is_vectorized = False  # set by an operation that is faster for many samples in one call
+        self.measure: Callable[[str, Callable[[], Sequence[Any]]], Any] | None = None  # set by a profiler
         self._names: dict[str, int] = {}
         self._keys: list[SampleKey] | None = None
 
     def part(self, start: int, stop: int) -> Bulk:
         """Return the same for some of the samples."""
         return Bulk(self.seed, self.epoch, self.planned, self.ordinals[start:stop], self.size)
+
+    def run(self, what: str, make: Callable[[], Values]) -> Values:
+        """Return the values that a function makes for the samples, measured if a profiler wants it.
+
+        Args:
+            what: A description of the work.
+            make: The function.
+        """
+        return make() if self.measure is None else self.measure(what, make)
 
     def keys(self) -> list[SampleKey]:
         """Return the random keys of the samples."""
@@ -80,20 +93,25 @@ def read_with_keys(
 
 
 def made_of_each(
-    make: Callable[..., Any], *columns: Iterable[Any], keys: Callable[[], Iterable[str]], what: str
+    bulk: Bulk, make: Callable[..., Any], *columns: Iterable[Any], keys: Callable[[], Iterable[str]], what: str
 ) -> list[Any]:
     """Return what a function makes of each sample. In a worker process, the sample that it works on is recorded.
 
     Args:
+        bulk: The samples.
         make: The function, which is called with one value of each column.
         columns: Values for each sample.
         keys: A function that returns the keys of the samples, which is called only in worker processes.
         what: A description of the work.
     """
-    if activity.current is None:
-        return list(map(make, *columns))
-    with activity.current.reading(what) as at:
-        return [at(key, make)(*values) for key, values in zip(keys(), zip(*columns, strict=True), strict=True)]
+
+    def each() -> list[Any]:
+        if activity.current is None:
+            return list(map(make, *columns))
+        with activity.current.reading(what) as at:
+            return [at(key, make)(*values) for key, values in zip(keys(), zip(*columns, strict=True), strict=True)]
+
+    return bulk.run(what, each)
 
 
 class BulkReader:

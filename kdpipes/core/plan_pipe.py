@@ -220,7 +220,7 @@ class PlanPipe(MapPipe):
         return sample.come_from(int(number)) if len(self.sources) > 1 else sample
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        if len(self.sources) > 1 or self._is_fixed or "fetch" in vars(self) or type(self).fetch is not PlanPipe.fetch:
+        if len(self.sources) > 1 or self._is_fixed or type(self).fetch is not PlanPipe.fetch:
             return None
         return self.source.read_fields(names, np.asarray(self.chosen(bulk.planned)[positions]), bulk)
 

@@ -111,12 +111,12 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
         return self.apply(as_sample(self.source[index], index, self.name))
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        if not isinstance(self.source, MapPipe) or "fetch" in vars(self):  # a pipe that is being profiled has its own
+        if not isinstance(self.source, MapPipe):
             return None
         return self._operation.read_fields(self.source, names, positions, bulk)
 
     def read_items(self, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
-        if not isinstance(self.source, MapPipe) or "fetch" in vars(self):
+        if not isinstance(self.source, MapPipe):
             return None
         return self._operation.read_items(self.source, positions, bulk)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,18 @@ class Probes:
                 value.wrap(lambda load, what: self._timed(load, place, what))
             self.meters.here.meter.leave_out()
         return sample
+
+    def column(self, place: int, what: str, make: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Return the values of a field of many samples, whose work counts for a pipe."""
+        node = self.node(place, what)
+        meter = self.meters.here.meter
+        values = meter.run(node, make)
+        made = [self.late(value, node) for value in values]
+        row = meter.rows[node]
+        row[1] += len(values) - 1
+        row[2] += sum(size_of(value) for value, late in zip(values, made, strict=True) if late is value)
+        meter.leave_out()
+        return made
 
     def _timed(self, load: Any, place: int, what: str) -> Any:
         return None if type(load) is _Timed else _Timed(self, self.node(place, what), load)
@@ -165,6 +177,8 @@ def _indexed_methods(probes: Probes, pipe: MapPipe, place: int, node: int) -> di
     methods = {
         name: _measured(probes, getattr(pipe, name), probes.node(place, what)) for name, what in _BESIDES.items()
     }
+    methods["read_fields"] = _measured_columns(probes, pipe.read_fields, node, place)
+    methods["read_items"] = _measured_columns(probes, pipe.read_items, node, place)
     fetch = _measured(probes, pipe.fetch, node)
     return {**methods, "fetch": fetch if pipe.traits.is_plan else lambda index: probes.watch(fetch(index), place)}
 
@@ -198,6 +212,25 @@ def _measured(probes: Probes, method: Callable[..., Any], node: int) -> Callable
 
     def run(*args: Any) -> Any:
         return here.meter.run(node, method, *args)
+
+    return run
+
+
+def _measured_columns(
+    probes: Probes, method: Callable[..., Any], node: int, place: int
+) -> Callable[..., Sequence[Any] | None]:
+    """Return a method that reads many samples at once, measured. Each sample counts as one call."""
+
+    def run(*args: Any) -> Any:
+        *_, positions, bulk = args
+        meter = probes.meters.here.meter
+        before, bulk.measure = bulk.measure, partial(probes.column, place)
+        try:
+            made = meter.run(node, method, *args)
+        finally:
+            bulk.measure = before
+        meter.rows[node][1] += -1 if made is None else len(positions) - 1
+        return made
 
     return run
 

@@ -124,7 +124,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         return Sample(fields, key=str(index), index=index)
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        if "fetch" in vars(self) or type(self).fetch is not DatasetReaderMapDataPipe.fetch:  # it is being profiled
+        if type(self).fetch is not DatasetReaderMapDataPipe.fetch:
             return None
         known, found, indices = self.field_names(), dict[str, Sequence[Any]](), positions.tolist()
         if "y" in names and self._labels is not None:

@@ -104,8 +104,6 @@ class IdReaderMapDataPipe(MapPipe):
         return Sample(fields, key=identity_of(str(name)), index=index, version=lambda: self._version_of(name))
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        if "fetch" in vars(self):  # it is being profiled
-            return None
         ids = [self._ids.value[index] for index in positions.tolist()]
         keys = [identity_of(str(name)) for name in ids]
         found: dict[str, Sequence[Any]] = {"key": keys, "index": positions.tolist()}
@@ -113,7 +111,7 @@ class IdReaderMapDataPipe(MapPipe):
             labels = self._labels.value[positions]
             found["y"] = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
         if "x" in names:
-            found["x"] = made_of_each(self._load, ids, keys=lambda: keys, what="loading field 'x'")
+            found["x"] = made_of_each(bulk, self._load, ids, keys=lambda: keys, what="loading field 'x'")
         return [found[name] for name in names]
 
     def value_fingerprint(self) -> Any:

@@ -165,8 +165,6 @@ class ShardReaderMapDataPipe(MapPipe):
         return sample
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        if "fetch" in vars(self):  # it is being profiled
-            return None
         catalog, indices = self._indexed(), positions.tolist()
 
         def keys() -> list[str]:
@@ -179,7 +177,7 @@ class ShardReaderMapDataPipe(MapPipe):
                 if name in catalog.gaps and (places.offsets[positions] < 0).any():
                     raise DataError(f"A sample has no member {name!r}.")  # `fetch` knows what to do about it
                 read = partial(self._read, catalog, field=name)
-                columns.append(made_of_each(read, indices, keys=keys, what=f"reading member {name!r}"))
+                columns.append(made_of_each(bulk, read, indices, keys=keys, what=f"reading member {name!r}"))
             elif places is not None:
                 columns.append(places[positions].tolist())
             elif name in ("key", "index"):

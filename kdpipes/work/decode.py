@@ -487,7 +487,9 @@ class ImageDecoder(Operation):
         columns, keys = found
         number = list(names).index(self.field)
         names_of = [partial(sample_name, key) for key in keys]
-        columns[number] = made_of_each(self._image_of, columns[number], names_of, keys=lambda: keys, what=self._what)
+        columns[number] = made_of_each(
+            bulk, self._image_of, columns[number], names_of, keys=lambda: keys, what=self._what
+        )
         return columns
 
     def _encoded(self, sample: Sample, value: Any) -> Any:

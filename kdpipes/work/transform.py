@@ -298,7 +298,7 @@ def _all_in_one(
     what: str,
 ) -> list[Any]:
     """Return the results of a callable for the values of many samples."""
-    each = partial(made_of_each, keys=lambda: keys, what=what)
+    each = partial(made_of_each, bulk, keys=lambda: keys, what=what)
     if has_params:
         return each(_drawing(step, place), values, bulk.keys())
     function, plain = step.function, map(_plain, values)

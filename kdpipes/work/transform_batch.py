@@ -102,12 +102,16 @@ class BatchTransformer(Operation):
         bulk.is_vectorized = True
         number = list(names).index(self.field)
         values = list(columns[number])
-        if self._takes_rngs:
-            keys = bulk.keys()
-            made = called(values, rngs=[key.rng(place) for key in keys])
-        else:
-            made = called(values) if called.is_fixed else called.globals.call(called.function, values)
-        columns[number] = self._checked(made, values)
+
+        def make() -> Sequence[Any]:
+            if self._takes_rngs:
+                keys = bulk.keys()
+                made = called(values, rngs=[key.rng(place) for key in keys])
+            else:
+                made = called(values) if called.is_fixed else called.globals.call(called.function, values)
+            return self._checked(made, values)
+
+        columns[number] = bulk.run(self._what, make)
         return columns
 
     def _checked(self, made: Any, values: list[Any]) -> Sequence[Any]:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.core.bulk import BulkReader
 from kdpipes.core.chain import Chain
 from kdpipes.loader import profile as loader_profile
 from kdpipes.loader.worker import Producer
@@ -306,3 +308,33 @@ def test_bad_arguments_are_rejected() -> None:
         kdp.profile(chain, step=3)  # type: ignore[arg-type]
     with pytest.raises(kdp.ChainError, match="yields no batch"):
         kdp.profile(kdp.from_dataset([]).deal(batch_size=1), seconds=0.1)
+
+
+def test_what_is_read_at_once_is_measured_as_such(photo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kdpipes.core.bulk._SLOW_S", 10.0)
+    monkeypatch.setattr(loader_profile, "_SHARE", 1e9)  # every batch is measured
+    numbers: list[int] = []
+    read = BulkReader.read
+
+    def counted(self: Any, source: Any, positions: Any, bulk: Any) -> Any:
+        items = read(self, source, positions, bulk)
+        numbers.append(0 if items is None else len(items))
+        return items
+
+    monkeypatch.setattr(BulkReader, "read", counted)
+    photos = kdp.image_folder(photo_folder).decode_images("x").transform("x", kdp.Resize((8, 8)))
+    photos = photos.transform_batch("x", lambda images: [np.asarray(image) for image in images]).select("x y")
+    chain = photos.deal(batch_size=32).collate_samples()
+    with kdp.Loader(chain, profile=True) as loader:
+        for _ in loader:
+            pass
+        told = kdp.profile(loader)
+    assert sum(numbers) == 160
+    made = {each.pipe: each.calls for each in told.pipes}
+    for name in ("image_folder", "decode_images", "transform", "transform_batch", "select"):
+        assert made[name] == 160
+    steps = {step.what for each in told.pipes for step in each.steps}
+    assert steps >= {"reading field 'x'", "applying 'resize' to field 'x'", "applying 'lambda' to field 'x'"}
+    sizes = {each.pipe: each.num_bytes for each in told.pipes}
+    assert sizes["transform"] == sizes["transform_batch"] == 160 * 3 * 64
+    assert sizes["decode_images"] >= 160 * 3 * 64
