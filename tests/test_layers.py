@@ -23,7 +23,7 @@ ENTRY = "__init__"  # the package's own: it imports everything
 # names of classes and modules, reads of other objects' private attributes. New modules have none of them, and numbers
 # only go down.
 STILL: dict[str, tuple[int, int, int]] = {
-    "cache/watched_calls.py": (0, 1, 1),
+    "cache/watched_calls.py": (0, 0, 1),
     "storage/jobs.py": (0, 0, 3),
     "loader/torch_loaders.py": (0, 0, 1),
     "look/pictures.py": (0, 1, 0),

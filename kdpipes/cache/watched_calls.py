@@ -22,7 +22,15 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.fingerprint import attributes_of, hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.user_code import MISSING, Change, globals_read, is_users, note_changed_attribute, note_changed_global
+from kdpipes.core.user_code import (
+    MISSING,
+    Change,
+    globals_read,
+    is_kdpipes,
+    is_users,
+    note_changed_attribute,
+    note_changed_global,
+)
 
 __all__ = ["WatchedCalls", "reached_from"]
 
@@ -194,7 +202,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         attributes = {name: part for name, part in members.items() if isinstance(part, (FunctionType, *_GENERATORS))}
         attributes |= attributes_of(value)
         yield from ((f"{name}.{attribute}".lstrip("."), each) for attribute, each in attributes.items())
-    elif type(value).__module__.startswith("kdpipes."):
+    elif is_kdpipes(type(value)):
         yield from (("", each) for each in attributes_of(value).values())
 
 

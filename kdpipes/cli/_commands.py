@@ -73,9 +73,10 @@ def _help(text: str) -> str:
 
 def _parameter(parameter: inspect.Parameter, kind: Any, about: dict[str, str]) -> click.Parameter:
     metavar, default = None, parameter.default
+    kind = _without_none(kind)  # which Python 3.10 adds if the default is None
     if get_origin(kind) is Annotated:
         kind, metavar = get_args(kind)
-    kind = next((one for one in get_args(kind) if type(None) in get_args(kind)), kind)
+    kind = _without_none(kind)
     is_many = get_origin(kind) is tuple
     kind = get_args(kind)[0] if is_many else kind
     value: Any = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
@@ -95,6 +96,10 @@ def _parameter(parameter: inspect.Parameter, kind: Any, about: dict[str, str]) -
         metavar=metavar,
         help=re.sub(r"\n +", " ", about[parameter.name]),
     )
+
+
+def _without_none(kind: Any) -> Any:
+    return next((one for one in get_args(kind) if type(None) in get_args(kind)), kind)
 
 
 class _Suggesting(click.Command):

@@ -183,6 +183,14 @@ def add_note(error: BaseException, note: str) -> None:
         error.args = (f"{error.args[0]}\n{note}",)  # Python 3.10 does not print notes
 
 
+def without_notes(error: BaseException) -> str:
+    """Return the message of an error without its notes, which `add_note` has put into it on Python 3.10."""
+    text = str(error)
+    for note in reversed(getattr(error, "__notes__", [])):
+        text = text.removesuffix(f"\n{note}")
+    return text
+
+
 def as_cause(error: BaseException) -> BaseException:
     """Return `error`, or a masked copy if its message contains a secret of a URL, for `raise ... from`.
 

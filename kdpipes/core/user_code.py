@@ -52,12 +52,14 @@ _WRAPPERS = (
 
 def is_users(kind: type) -> bool:
     """Return whether a class was written by a user, so that its code may change while its name stays."""
-    return is_users_module(kind.__module__)
+    module: Any = kind.__module__  # as below
+    return isinstance(module, str) and is_users_module(module)
 
 
 def is_kdpipes(kind: type) -> bool:
     """Return whether a class is defined in kdpipes."""
-    return _is_kdpipes_module(kind.__module__)
+    module: Any = kind.__module__  # Python 3.10 has a descriptor here for some built-in classes
+    return isinstance(module, str) and _is_kdpipes_module(module)
 
 
 def _is_kdpipes_module(name: str) -> bool:

@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.bulk import Bulk, BulkReader
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, must_be
+from kdpipes.core.errors import ChainError, DataError, must_be, without_notes
 from kdpipes.core.iter_pipe import seed_upstream
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import Order
@@ -251,9 +251,10 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             item = self._tried(other, sample_key._replace(is_padding=True), batch)
             if item is not LEFT_OUT:
                 return item
+        assert skipper.last_error is not None
         raise DataError(
             f"A sample could not be made, nor could any of {_NUM_SUBSTITUTES} samples drawn to replace it; the last "
-            f"error is {type(skipper.last_error).__name__}: {skipper.last_error}."
+            f"error is {type(skipper.last_error).__name__}: {without_notes(skipper.last_error)}."
         ) from skipper.last_error
 
     def _reject_substitutes(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError
+from kdpipes.core.errors import DataError, without_notes
 from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Sample
@@ -175,7 +175,7 @@ class Skipper:
                 raise
             key = sample.key if isinstance(sample, Sample) else f"ordinal {sample_key.position}"
             self.last_error = raised
-            skip = self._skip(sample_key, batch, key, f"{type(raised).__name__}: {raised}")
+            skip = self._skip(sample_key, batch, key, f"{type(raised).__name__}: {without_notes(raised)}")
             self._handler.write_down(key, skip.error)
             return self._leave_out(skip)
         return item
@@ -192,7 +192,7 @@ class Skipper:
         """
         if isinstance(error, ImportError) or not self._handler.tolerates(error):
             return False
-        skip = Skip(epoch, batch, index, key, f"{type(error).__name__}: {error}", is_shard=True)
+        skip = Skip(epoch, batch, index, key, f"{type(error).__name__}: {without_notes(error)}", is_shard=True)
         if key not in self._listed:
             self._handler.write_down(key, skip.error, once=True)
         self._leave_out(skip)

@@ -54,6 +54,7 @@ _told_at = -math.inf
 _URL = re.compile(r"\S+://\S+")
 _REJECTED_STATUSES = (401, 403, 407)
 _REJECTED_CLASSES = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")  # of botocore
+_TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes on Python 3.10
 _OF_S3 = (
     "Are there credentials (`AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or `AWS_PROFILE`; for a public bucket "
     """`FSSPEC_S3='{{"anon": true}}'`), may they read this, and is the endpoint right (`AWS_ENDPOINT_URL`)?"""
@@ -129,7 +130,7 @@ def _is_disguised(error: Exception) -> bool:
     status = getattr(cause, "status", None)
     if isinstance(status, int):
         return status in _TEMPORARY_STATUSES or status >= 500
-    return type(cause).__module__.startswith("aiohttp") or isinstance(cause, TimeoutError | asyncio.TimeoutError)
+    return type(cause).__module__.startswith("aiohttp") or isinstance(cause, _TIMEOUTS)
 
 
 def is_rejected(error: BaseException) -> bool:
@@ -203,7 +204,7 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
     if isinstance(filesystem, ObjectFiles):
         try:
             answer = filesystem.attempt(method, time_limit(), *args, **kwargs)
-        except TimeoutError as error:
+        except _TIMEOUTS as error:
             raise _silence(url, time_limit() or math.inf) from error
         if answer is not NotImplemented:
             return answer
@@ -216,7 +217,7 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
     seconds, begin = seconds + num_bytes / _SLOWEST, time.monotonic()
     try:
         return call(*args, timeout=seconds, **kwargs)  # on a timeout, fsspec also drops the connection
-    except TimeoutError as error:
+    except _TIMEOUTS as error:
         if time.monotonic() - begin < seconds:
             raise
         raise _silence(url, seconds) from error

@@ -489,6 +489,8 @@ class TorchvisionAdapter(_Adapter):
             return _plain(value)
         from torchvision import tv_tensors  # type: ignore[import-untyped]  # imported already by the transform's module
 
+        if "points" in self._fields.kinds and not hasattr(tv_tensors, "KeyPoints"):
+            raise ImportError("Points need torchvision 0.23 or newer, which has `tv_tensors.KeyPoints`.")
         width, height = self._fields.size(value)
         data: dict[str, Any] = {}
         for name, kind, each in zip(*self._fields, value, strict=True):
