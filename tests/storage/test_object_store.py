@@ -21,6 +21,8 @@ from kdpipes.storage.remote import Span, read_range
 from tests.processes import in_child
 from tests.proxy import Proxy, slow_proxy
 
+pytest.importorskip("obstore")  # which is there for Python 3.11 and newer
+
 
 @pytest.fixture
 def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:

@@ -23,6 +23,8 @@ from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.remote import Span, read_range
 from tests.http_server import Served, serving
 
+pytest.importorskip("obstore")  # which is there for Python 3.11 and newer
+
 KEY = base64.b64encode(b"heron" * 6).decode()
 FAR = 4_000_000_000  # seconds: the year 2096
 
