@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.order import WINDOW, Order
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, using
+from kdpipes.storage.checksum import crc32
 from kdpipes.storage.files import Version
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import RangeReader, Span, read_range
@@ -150,7 +150,7 @@ class MemberReader:
         is_copy = content is not None
         content = self._ranges.read(span) if content is None else content
         for num_damaged in range(NUM_TRIES):
-            if checksum is None or zlib.crc32(content) == checksum:
+            if checksum is None or crc32(content) == checksum:
                 if is_copy and num_damaged:
                     self._cache.repair(_shard(catalog, number), span.start, content)
                 return content

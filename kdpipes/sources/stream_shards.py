@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import IndexRecorder, find_index
+from kdpipes.storage.checksum import crc32
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
@@ -279,7 +279,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         def load(sample: Sample) -> Any:
             what = f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset}"
             sound = content
-            if checksum is not None and zlib.crc32(content) != checksum:
+            if checksum is not None and crc32(content) != checksum:
                 with using(self._access):
                     sound = _read_again(url, member, checksum, what)
             try:
@@ -332,6 +332,6 @@ def _read_again(url: str, member: Member, checksum: int, what: str) -> bytes:
     """Read a remote member again that arrived damaged, as it may have been damaged in transit."""
     for _ in range(0 if is_local(url) else NUM_TRIES):
         content = bytes(read_range(Span(url, member.offset, member.offset + member.size)))
-        if zlib.crc32(content) == checksum:
+        if crc32(content) == checksum:
             return content
     raise DataError(f"{what} is damaged: its checksum differs from the one in the index.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from kdpipes.core.errors import DataError, FieldError, masked
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import Threads
 from kdpipes.storage.catalog_file import CatalogFile, KnownIndexes, cached_index
+from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import (
     Version,
@@ -313,7 +313,7 @@ def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str
         contents: dict[int, dict[str, bytes]] = defaultdict(dict)
         for (sample, name), span in spans.items():
             contents[sample][name], checksums = ranges.read(span), places[name].checksums
-            if checksums is not None and zlib.crc32(contents[sample][name]) != int(checksums[sample]):
+            if checksums is not None and crc32(contents[sample][name]) != int(checksums[sample]):
                 raise DataError(f"Member {name!r} of sample {index.keys[sample]!r} in {url!r} is damaged.")
         for sample in range(begin, min(begin + _AT_ONCE, len(index.keys))):
             kept.add(index.keys[sample], contents[sample])

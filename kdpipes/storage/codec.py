@@ -13,7 +13,6 @@ import math
 import pickle
 import re
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.core.errors import DataError, must_be
+from kdpipes.storage.checksum import crc32
 
 __all__ = ["FORMAT", "DamagedError", "PickledError", "checksum_of", "decode", "encode", "in_batches", "register_type"]
 
@@ -127,9 +127,9 @@ def encode(value: Any, *, allow_pickle: bool = False, key: bytes = b"") -> list[
     lead = header + bytes(-(_FRAME.size + len(header)) % _ALIGNMENT)
     length = _FRAME.size + len(lead) + writer.end
     checked = _FRAME.pack(_MARK, FORMAT, 0, length, len(header))[_START_OF_CHECKED:]
-    checksum = zlib.crc32(lead, zlib.crc32(checked, zlib.crc32(key)))
+    checksum = crc32(lead, crc32(checked, crc32(key)))
     for part in writer.parts:
-        checksum = zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     return [_FRAME.pack(_MARK, FORMAT, checksum, length, len(header)), lead, *writer.parts]
 
 
@@ -169,7 +169,7 @@ def decode(
         )
     if length != len(view):
         raise DamagedError(f"The cache entry has {len(view)} bytes, but its header says {length}.")
-    if verify and zlib.crc32(view[_START_OF_CHECKED:], zlib.crc32(key)) != checksum:
+    if verify and crc32(view[_START_OF_CHECKED:], crc32(key)) != checksum:
         raise DamagedError(
             f"The cache entry of {length} bytes is damaged: its checksum differs, or it belongs to another key."
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import zlib
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
+from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import Column, joined_column
 from kdpipes.storage.files import Version
 from kdpipes.storage.memory import map_file
@@ -115,7 +115,7 @@ def _packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, ND
         parts += [bytes(-size % _ALIGNMENT), values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()]
         size += len(parts[-2]) + len(parts[-1])
     content = b"".join(parts)
-    return content + np.array([zlib.crc32(content)], dtype="<u4").tobytes()
+    return content + np.array([crc32(content)], dtype="<u4").tobytes()
 
 
 def _unpacked(magic: bytes, content: bytes | mmap.mmap, url: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -126,7 +126,7 @@ def _unpacked(magic: bytes, content: bytes | mmap.mmap, url: str) -> tuple[dict[
     number, length = np.frombuffer(view, dtype="<u4", count=2, offset=len(magic)).tolist()
     if number not in _FORMATS:
         raise DataError(f"Index {url!r} is of format {number}, but this kdpipes reads formats up to {_FORMATS[-1]}.")
-    if zlib.crc32(view[:-4]) != int(np.frombuffer(view[-4:], dtype="<u4")[0]):
+    if crc32(view[:-4]) != int(np.frombuffer(view[-4:], dtype="<u4")[0]):
         raise DataError(f"Index {url!r} is damaged: its checksum does not fit.")
     try:
         header = json.loads(bytes(view[head : head + length]).decode("utf-8", "surrogateescape"))

@@ -18,6 +18,7 @@ from fsspec.compression import compr
 from webdataset.tariterators import base_plus_ext
 
 from kdpipes.core.errors import DataError
+from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import ColumnBuilder
 from kdpipes.storage.decoding import INTEGER, NUMBERS
 from kdpipes.storage.files import Version, open_url
@@ -318,7 +319,7 @@ def add_sample(builder: IndexBuilder, group: Sequence[tuple[Member, bytes | None
     for (_, field, _, offset, size), content in group:
         checksum = value = None
         if content is not None:
-            checksum = zlib.crc32(content)
+            checksum = crc32(content)
             is_number = size <= _LONGEST_NUMBER and field.rsplit(".", 1)[-1] in NUMBERS
             if is_number and INTEGER.fullmatch(text := _text(content)):
                 value = int(text)
