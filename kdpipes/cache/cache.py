@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, Literal
@@ -20,6 +20,7 @@ from kdpipes.cache.replayed import Replayable, Replayed
 from kdpipes.cache.shared_folder import CacheCounters
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.watched_calls import WatchedCalls
+from kdpipes.core.bulk import Bulk, read_samples
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_flag, must_be
 from kdpipes.core.operation import Operation
@@ -432,6 +433,11 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
             from kdpipes.cache.warm_up import complete
 
             self._is_listed = complete(self)
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        if self._eager or self._drawing:
+            return None
+        return read_samples(self.fetch, names, positions, bulk)
 
     def prefetch(self, order: Order) -> None:
         """Pass on the positions that are not cached; of an epoch, all unless a probe of it is cached completely."""

@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from kdpipes.core import activity
-from kdpipes.core.randomness import KeyNeededError, SampleKey, without_key
-from kdpipes.core.sample import claim_name
+from kdpipes.core.randomness import KeyNeededError, SampleKey, using_key, without_key
+from kdpipes.core.sample import Sample, claim_name
 
-__all__ = ["Bulk", "BulkReader", "BulkSource", "made_of_each", "read_with_keys"]
+__all__ = ["Bulk", "BulkReader", "BulkSource", "made_of_each", "read_samples", "read_with_keys"]
 
 _LEAST = 8  # samples in a batch; in smaller ones, little is gained
 _FEW = 16  # samples that are read at once, unless they are cheap; all of their undecoded values are in memory
@@ -72,6 +72,10 @@ class Bulk:
         """Return a name that is unique for the samples, like `Sample.claim_name`. Call it upstream first."""
         return claim_name(self._names, operation)
 
+    def take_claims(self, names: dict[str, int]) -> None:
+        """Take over the names that the operations upstream have claimed."""
+        self._names = dict(names)
+
 
 class BulkSource(Protocol):
     """A pipe that may read many samples at once: a `MapPipe`."""
@@ -90,6 +94,30 @@ def read_with_keys(
     read = [*names, *({"key"} - set(names))]
     columns = source.read_fields(read, positions, bulk)
     return None if columns is None else (columns[: len(names)], columns[read.index("key")])
+
+
+def read_samples(
+    fetch: Callable[[int], Sample], names: Sequence[str], positions: NDArray[Any], bulk: Bulk
+) -> list[Sequence[Any]] | None:
+    """Return fields of samples that a pipe makes one by one, so that pipes downstream can work on many at once.
+
+    Args:
+        fetch: Returns the sample at a position.
+        names: The names of the fields; besides them, "key" and "index".
+        positions: The positions of the samples.
+        bulk: The random keys of the samples.
+    """
+    rows: list[Sequence[Any]] = []
+    claimed: dict[str, int] | None = None
+    for position, key in zip(positions.tolist(), bulk.keys(), strict=True):
+        with using_key(key):
+            sample = fetch(position)
+            claimed = sample.claimed_names if claimed is None else claimed
+            if sample.claimed_names != claimed:  # samples of a `mix` whose sources have other operations
+                return None
+            rows.append([sample[name] if name in sample else getattr(sample, name) for name in names])
+    bulk.take_claims(claimed or {})
+    return list(zip(*rows, strict=True))
 
 
 def made_of_each(

@@ -492,6 +492,11 @@ class Sample(MutableMapping[str, Any]):
         """Whether no operation that leaves a trace has been applied."""
         return not self._origin.names and not self._origin.is_recording
 
+    @property
+    def claimed_names(self) -> dict[str, int]:
+        """How many operations have claimed each name."""
+        return self._origin.names
+
     def claim_name(self, operation: str) -> str:
         """Return a name for an operation that is unique for this sample: "crop", "crop_2", ..."""
         return claim_name(self._origin.names, operation)

@@ -154,11 +154,53 @@ def test_chains_that_record_are_read_sample_by_sample(reads_at_once: Any) -> Non
     for pipe in (
         source.record_ctx().transform("x", jittered).select("x", return_ctx=True),
         source.select("x").map(len),
-        source.cache_in_memory().select("x"),
         source.transform("x", lambda x, ctx: x).select("x"),
     ):
         list(pipe.deal(batch_size=10))
         assert reads_at_once() == 0
+
+
+def named_alike(x: Any) -> Any:
+    return f"{x}!"
+
+
+named_alike.__name__ = "jittered"  # so that the random function downstream is the second of its name
+CACHES: dict[str, Any] = {
+    "in memory": lambda pipe, folder: pipe.cache_in_memory(),
+    "on disk": lambda pipe, folder: pipe.cache_on_disk(folder / "cache"),
+    "frozen": lambda pipe, folder: pipe.transform("x", jittered).cache_in_memory(freeze_randomness=True),
+    "mixed": lambda pipe, folder: pipe.mix([kdp.from_dataset(ITEMS)], weights=[0.5, 0.5]).cache_in_memory(),
+    "recording": lambda pipe, folder: pipe.record_ctx().cache_in_memory(),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_fields_after_a_cache_are_read_at_once(
+    name: str, reads_at_once: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def epochs(folder: Path) -> tuple[Any, Any]:
+        cached = CACHES[name](kdp.from_dataset(ITEMS).permute(1).transform("x", named_alike), folder)
+        pipe = cached.transform("x", jittered).subset(range(1, 50)).select("x y key index ordinal")
+        dealt = pipe.deal(batch_size=16, shuffle=True, uneven="pad")
+        return [plain(dealt) for _ in range(3)], cached.stats().misses
+
+    found = epochs(tmp_path / "a")
+    assert (reads_at_once() > 1) is (name != "mixed"), "samples of one source alone were changed"
+    monkeypatch.setattr(BulkReader, "read", lambda *args: None)
+    assert found == epochs(tmp_path / "b")
+
+
+def test_a_damaged_entry_is_healed_while_many_are_read(reads_at_once: Any, tmp_path: Path) -> None:
+    cached = kdp.from_dataset(ITEMS).transform("x", named_alike).cache_on_disk(tmp_path, layout="files")
+    dealt = cached.select("x y").deal(batch_size=25)
+    expected = plain(dealt)
+    (entry,) = (path for path in tmp_path.rglob("*") if path.is_file() and b"33!" in path.read_bytes())
+    entry.write_bytes(entry.read_bytes().replace(b"33!", b"34!"))
+    reads_at_once()
+    again = kdp.from_dataset(ITEMS).transform("x", named_alike).cache_on_disk(tmp_path, layout="files")
+    assert plain(again.select("x y").deal(batch_size=25)) == expected
+    assert reads_at_once() == SIZE
+    assert again.stats().healed == 1
 
 
 def test_samples_that_fail_are_left_out(reads_at_once: Any) -> None:
