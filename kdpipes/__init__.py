@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 _PIPES = [
     "cache.cache",
+    "delivery.collate_samples",
     "delivery.cutmix",
     "delivery.deal",
     "delivery.deal_stream",
@@ -33,6 +34,7 @@ _PIPES = [
     "sources.to_samples",
     "work.fields",
     "work.on_error",
+    "work.transform",
     "work.transform_batch",
     "write.localize",
 ]
@@ -55,14 +57,12 @@ try:
     from kdpipes.core.sample_pipe import sample_pipe
     from kdpipes.core.traits import Traits
     from kdpipes.delivery.batch_pipe import BatchPipe
-    from kdpipes.delivery.collate_samples import split_ctx
     from kdpipes.loader import torch_loaders as _torch_loaders  # noqa: F401  # how torch's DataLoader holds chains
     from kdpipes.plan.class_counts import class_counts
     from kdpipes.plan.concat import ConcatenatorMapDataPipe as concat
     from kdpipes.plan.split import split
     from kdpipes.sources.from_dataset import DatasetReaderMapDataPipe as from_dataset
     from kdpipes.sources.from_dataset import SampleSource
-    from kdpipes.work.transform import RecordedTransform
     from kdpipes.work.transforms import (
         CenterCrop,
         ColorJitter,
@@ -83,13 +83,11 @@ if _TYPE_CHECKING:
     from kdpipes.cache.open_cache import CacheReaderMapDataPipe as open_cache
     from kdpipes.loader.loader import Loader
     from kdpipes.loader.rebuild_batch import rebuild_batch
-    from kdpipes.loader.receipt import verify_receipts
     from kdpipes.loader.services import ProcessReadingService, ThreadReadingService
     from kdpipes.look.batch import show_batch
     from kdpipes.look.doctor.examine import doctor
     from kdpipes.look.figures import draw, plot_classes
     from kdpipes.look.profile import profile
-    from kdpipes.look.shuffle_quality import shuffle_quality
     from kdpipes.sources.from_ids import IdReaderMapDataPipe as from_ids
     from kdpipes.sources.from_table import TableReaderMapDataPipe as from_table
     from kdpipes.sources.from_webdataset import WebDatasetReaderIterDataPipe as from_webdataset
@@ -99,7 +97,6 @@ if _TYPE_CHECKING:
     from kdpipes.sources.open_shards import ShardReaderMapDataPipe as open_shards
     from kdpipes.sources.stream_shards import ShardStreamerIterDataPipe as stream_shards
     from kdpipes.work.replay import replay
-    from kdpipes.write.copy import copy_to_local
     from kdpipes.write.records import write_records
     from kdpipes.write.shards import write_shards
 
@@ -107,7 +104,6 @@ _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the
     "Loader": ("kdpipes.loader.loader", "Loader"),
     "ProcessReadingService": ("kdpipes.loader.services", "ProcessReadingService"),
     "ThreadReadingService": ("kdpipes.loader.services", "ThreadReadingService"),
-    "copy_to_local": ("kdpipes.write.copy", "copy_to_local"),
     "doctor": ("kdpipes.look.doctor.examine", "doctor"),
     "draw": ("kdpipes.look.figures", "draw"),
     "from_ids": ("kdpipes.sources.from_ids", "IdReaderMapDataPipe"),
@@ -123,9 +119,7 @@ _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the
     "rebuild_batch": ("kdpipes.loader.rebuild_batch", "rebuild_batch"),
     "replay": ("kdpipes.work.replay", "replay"),
     "show_batch": ("kdpipes.look.batch", "show_batch"),
-    "shuffle_quality": ("kdpipes.look.shuffle_quality", "shuffle_quality"),
     "stream_shards": ("kdpipes.sources.stream_shards", "ShardStreamerIterDataPipe"),
-    "verify_receipts": ("kdpipes.loader.receipt", "verify_receipts"),
     "write_records": ("kdpipes.write.records", "write_records"),
     "write_shards": ("kdpipes.write.shards", "write_shards"),
 }
@@ -183,6 +177,11 @@ _DEPRECATED = {  # names of 0.1 that version 0.3 will not have: the modules that
     "empty_batch": ("kdpipes.delivery", "empty_batch"),
     "image_grid": ("kdpipes.look", "image_grid"),
     "replay_grid": ("kdpipes.look", "replay_grid"),
+    "copy_to_local": ("kdpipes.write", "copy_to_local"),
+    "RecordedTransform": ("kdpipes.work", "RecordedTransform"),
+    "split_ctx": ("kdpipes.delivery", "split_ctx"),
+    "shuffle_quality": ("kdpipes.testing", "shuffle_quality"),
+    "verify_receipts": ("kdpipes.testing", "verify_receipts"),
 }
 
 __all__ = [
@@ -202,7 +201,6 @@ __all__ = [
     "PlanPipe",
     "ProcessReadingService",
     "RandomResizedCrop",
-    "RecordedTransform",
     "Resize",
     "Sample",
     "SampleKey",
@@ -213,7 +211,6 @@ __all__ = [
     "WorkerError",
     "class_counts",
     "concat",
-    "copy_to_local",
     "doctor",
     "draw",
     "from_dataset",
@@ -232,11 +229,8 @@ __all__ = [
     "replay",
     "sample_pipe",
     "show_batch",
-    "shuffle_quality",
     "split",
-    "split_ctx",
     "stream_shards",
-    "verify_receipts",
     "write_records",
     "write_shards",
 ]

@@ -20,6 +20,7 @@ import kdpipes as kdp
 from kdpipes.cli import main
 from kdpipes.core.errors import as_cause, must_be
 from kdpipes.storage.urls import expand_urls, identity_of, path_of, relative_names
+from kdpipes.write import copy_to_local
 from kdpipes.write.localize import FileLocalizer
 from tests.http_server import Served, serving, tar
 
@@ -146,7 +147,7 @@ def tries(folder: Path) -> dict[str, Callable[[str], Any]]:
         "stream_shards": lambda url: list(kdp.stream_shards(url, timeout_s=5)),
         "from_ids": lambda url: kdp.from_ids([url])[0]["x"],
         "to_samples": lambda url: [sample["x"] for sample in IterableWrapper([url]).to_samples()],
-        "copy_to_local": lambda url: kdp.copy_to_local(url, folder / "copy"),
+        "copy_to_local": lambda url: copy_to_local(url, folder / "copy"),
         "FileLocalizer": lambda url: FileLocalizer(folder / "files")(url),
         "below": lambda url: FileLocalizer(folder / "files", "s3://other")(url),
         "open_cache": lambda url: len(kdp.open_cache(url)),

@@ -25,6 +25,7 @@ from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import index_shard
 from kdpipes.testing import faulty_storage
+from kdpipes.write import copy_to_local
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "security.md"
@@ -303,7 +304,7 @@ def test_files_have_the_modes_that_the_page_says(umask: int, shard: Path, monkey
         kdp.from_ids([1], load=str).cache_on_disk(folder / "cache")[0]["x"]
         kdp.write_records(kdp.open_shards(shard), folder / "records", num_parts=1)
         kdp.write_shards(kdp.open_shards(shard), str(folder / "out" / "b-%d.tar"), max_samples=9)
-        kdp.copy_to_local(folder / "out", folder / "copy")
+        copy_to_local(folder / "out", folder / "copy")
         with faulty_storage(str(folder / "out")):
             list(kdp.open_shards("faulty://b-0.tar", fetch="shards").select("txt").deal(batch_size=1))
     finally:

@@ -596,8 +596,8 @@ class Loader:
 
         A receipt is plain data, fit for JSON: the numbers of the batches, the number of their samples, a digest of
         these samples that ignores their order, a digest of their order, and the same for the whole planned epoch.
-        `kdpipes verify` and `kdp.verify_receipts` read the receipts of all ranks, and of all parts of a resumed epoch,
-        and check that together they delivered every sample exactly once.
+        `kdpipes verify` and `kdpipes.testing.verify_receipts` read the receipts of all ranks, and of all parts of a
+        resumed epoch, and check that together they delivered every sample exactly once.
 
         The epochs of a stream are not planned. Its samples are identified by their keys, and the receipt holds the
         hashes of up to 65,536 keys, which reveal samples that were delivered twice. If you load a state from before the

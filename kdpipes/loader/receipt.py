@@ -335,7 +335,7 @@ def verify_receipts(receipts: Iterable[Mapping[str, Any]]) -> Verdict:
         >>> chain = kdp.from_dataset([(n, 0) for n in range(10)]).select("x").deal(batch_size=4)
         >>> with kdp.Loader(chain) as loader:
         ...     batches = list(loader)
-        ...     print(kdp.verify_receipts([loader.receipt()]))
+        ...     print(verify_receipts([loader.receipt()]))
         Every sample of epoch 0 was delivered exactly once: 10 samples.
     """
     by_epoch: dict[int, list[Mapping[str, Any]]] = defaultdict(list)

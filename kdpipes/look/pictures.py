@@ -259,7 +259,9 @@ def _first_box(ctx: Mapping[str, Any], size: tuple[int, int]) -> Iterator[Box]:
 def _scaled(box: Mapping[str, Any], size: tuple[int, int], seen: tuple[int, int], *, is_mirrored: bool) -> Box:
     sides = [box["left"], box["top"], box["left"] + box["width"], box["top"] + box["height"]]
     if not all(isinstance(side, int) for side in sides):
-        raise TypeError(must_be("ctx", "the ctx of one sample", dict(box), "`kdp.split_ctx(ctx)` splits a batch's."))
+        raise TypeError(
+            must_be("ctx", "the ctx of one sample", dict(box), "`kdpipes.delivery.split_ctx(ctx)` splits a batch's.")
+        )
     across, down = size[0] / seen[0], size[1] / seen[1]
     left, top, right, bottom = sides[0] * across, sides[1] * down, sides[2] * across, sides[3] * down
     return (size[0] - right, top, size[0] - left, bottom) if is_mirrored else (left, top, right, bottom)

@@ -106,9 +106,9 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
 
     Example:
         >>> source = kdp.from_dataset([(n, n // 500) for n in range(1000)])
-        >>> kdp.shuffle_quality(source.deal(batch_size=10, shuffle=True)).is_good
+        >>> shuffle_quality(source.deal(batch_size=10, shuffle=True)).is_good
         True
-        >>> print(kdp.shuffle_quality(source.deal(batch_size=10)))
+        >>> print(shuffle_quality(source.deal(batch_size=10)))
         The shuffle is weak, compared with a perfect one (1,000 samples):
           neighbors of the source end up apart by       0%
           neighbors of the source in different batches  10%

@@ -44,7 +44,7 @@ class RecordReaderMapDataPipe(MapPipe):
     that many samples are shuffled instead of parts, so that samples have more different neighbors over the epochs.
 
     Args:
-        folder: A local folder; `kdp.copy_to_local` copies a remote one.
+        folder: A local folder; `kdpipes.write.copy_to_local` copies a remote one.
         verify: When checksums are compared: "always", at every read; "once" per process and field; or "never".
         block_size: The number of neighboring samples that `deal(shuffle="shards")` treats as a shard; None: a part.
 
@@ -70,7 +70,7 @@ class RecordReaderMapDataPipe(MapPipe):
             raise TypeError(must_be("folder", "a path", folder))
         text = os.fspath(folder).removeprefix("file://")
         if not is_local(text):
-            hint = "Copy it: `kdp.copy_to_local(url, folder)`."
+            hint = "Copy it: `kdpipes.write.copy_to_local(url, folder)`."
             raise ValueError(must_be("folder", "a local folder", text, hint))
         check_choice("verify", verify, get_args(Verify))
         self._folder = str(Path(text).expanduser().absolute())

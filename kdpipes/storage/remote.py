@@ -98,7 +98,7 @@ def _read_once(span: Span) -> Content:
         raise NoRangesError(
             f"Shard {span.url!r} is on a server that does not support range requests: {size} bytes were requested, "
             f'{len(content)} received. Use `kdp.open_shards(fetch="shards")`, `kdp.stream_shards` or '
-            "`kdp.copy_to_local`.",
+            "`kdpipes.write.copy_to_local`.",
             bytes(content),
         )
     if len(content) != size:

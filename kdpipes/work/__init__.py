@@ -12,7 +12,15 @@ from kdpipes.core.on_use import exports
 
 if TYPE_CHECKING:
     from kdpipes.work.decode import DecodedImage, EncodedImage
+    from kdpipes.work.transform import RecordedTransform
 
-__all__ = ["DecodedImage", "EncodedImage"]
+__all__ = ["DecodedImage", "EncodedImage", "RecordedTransform"]
 
-__getattr__ = exports(__name__, {"DecodedImage": "kdpipes.work.decode", "EncodedImage": "kdpipes.work.decode"})
+__getattr__ = exports(
+    __name__,
+    {
+        "DecodedImage": "kdpipes.work.decode",
+        "EncodedImage": "kdpipes.work.decode",
+        "RecordedTransform": "kdpipes.work.transform",
+    },
+)

@@ -25,8 +25,8 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
     """Repeat exactly the operations on a sample that its ctx has recorded.
 
     Transforms use the recorded parameters, which may be edited. Other callables get the random numbers that derive from
-    the recorded `draw`. For a batch, `kdp.split_ctx(ctx)` returns the ctx of each sample. `mixup` and `cutmix` are not
-    repeated; `kdp.rebuild_batch` rebuilds whole batches.
+    the recorded `draw`. For a batch, `kdpipes.delivery.split_ctx(ctx)` returns the ctx of each sample. `mixup` and
+    `cutmix` are not repeated; `kdp.rebuild_batch` rebuilds whole batches.
 
     Args:
         sample_or_key: The key of a sample of the chain (in a stream, the first sample of that key); or a sample as its
@@ -52,7 +52,9 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
     if not isinstance(ctx, Mapping):
         raise TypeError(must_be("ctx", "the ctx of a sample, a dictionary", ctx))
     if _holds_tensors(ctx):
-        raise TypeError("`ctx` must be the ctx of a sample, but is that of a batch. Use `kdp.split_ctx(ctx)`.")
+        raise TypeError(
+            "`ctx` must be the ctx of a sample, but is that of a batch. Use `kdpipes.delivery.split_ctx(ctx)`."
+        )
     chain = _chain_of_samples(source_datapipe)
     sample_key = _sample_key_of(ctx)
     if isinstance(sample_or_key, Sample):

@@ -68,8 +68,9 @@ class Transformer(Operation):
         transforms: Callables that take the value and return the new one. If a callable has a parameter `ctx`, it gets
             the sample's ctx (an empty dictionary without `record_ctx`); if it has a parameter `rng`, it gets a
             `numpy.random.Generator`. Transforms of kdpipes, albumentations and torchvision v2, and others with the
-            methods of `kdp.RecordedTransform`, are recorded in the ctx under their name. A callable must return a new
-            value and must not change its argument. Returning None is an error, unless the argument was None.
+            methods of `kdpipes.work.RecordedTransform`, are recorded in the ctx under their name. A callable must
+            return a new value and must not change its argument. Returning None is an error, unless the argument was
+            None.
         views: Several lists of callables, instead of `transforms`. The field becomes a tuple of as many views, each
             with its own random numbers, and recorded as `ctx["view_1"]`, `ctx["view_2"]`, ...
         kinds: The kinds of fields, by name: "image"; "mask"; "boxes", `[N, 4]` left, top, right, bottom; "points",

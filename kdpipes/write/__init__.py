@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from kdpipes.core.on_use import exports
 
 if TYPE_CHECKING:
+    from kdpipes.write.copy import copy_to_local
     from kdpipes.write.localize import FileLocalizer
 
-__all__ = ["FileLocalizer"]
+__all__ = ["FileLocalizer", "copy_to_local"]
 
-__getattr__ = exports(__name__, {"FileLocalizer": "kdpipes.write.localize"})
+__getattr__ = exports(__name__, {"FileLocalizer": "kdpipes.write.localize", "copy_to_local": "kdpipes.write.copy"})

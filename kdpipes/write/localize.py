@@ -140,7 +140,7 @@ def localize_files(
 
     The pipe yields local paths. The worker that needs a file first copies it, under its path below `global_root`. The
     file appears when it is complete, is verified by its size, and is used from then on, even if the source changes.
-    Processes and threads share one copy. `kdp.copy_to_local` copies everything in advance.
+    Processes and threads share one copy. `kdpipes.write.copy_to_local` copies everything in advance.
 
     Args:
         source_datapipe: Any indexed pipe or stream of paths, like `FSSpecFileLister("s3://birds")`.

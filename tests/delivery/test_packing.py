@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kdpipes as kdp
+from kdpipes.delivery import split_ctx
 from kdpipes.delivery.by_length import LengthOrder
 from kdpipes.delivery.collate_samples import row_places
 from kdpipes.delivery.layout import Layout
 from kdpipes.delivery.packing import Packing, Packs
+from kdpipes.testing import verify_receipts
 
 
 def texts(lengths: list[int]) -> Any:
@@ -94,7 +96,7 @@ def test_dictionaries_bare_values_and_ctx_keep_their_form() -> None:
     recorded = pipe.record_ctx().select("x", return_ctx=True).deal(**how).collate_samples(pad={"x": 0})
     [((x, _, _), ctx)] = recorded
     assert x.shape == (1, 4)
-    assert ctx == {} or len(kdp.split_ctx(ctx)) == 2
+    assert ctx == {} or len(split_ctx(ctx)) == 2
 
 
 def test_several_fields_are_joined_alike() -> None:
@@ -125,7 +127,7 @@ def test_the_same_for_any_workers_and_after_a_resume(num_threads: int) -> None:
     with kdp.Loader(chain()) as loader:
         loader.load_state_dict(state)
         assert head + list(loader) == epochs[1]
-        assert kdp.verify_receipts([loader.receipt()]) is not None
+        assert verify_receipts([loader.receipt()]) is not None
 
 
 def test_ranks_share_the_rows_of_a_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:

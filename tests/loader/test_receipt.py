@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.testing import kill_one_worker
+from kdpipes.testing import kill_one_worker, verify_receipts
 from kdpipes.testing.checks import as_rank
 
 
@@ -30,7 +30,7 @@ def run(pipe: Any, rank: int = 0, num_ranks: int = 1, *, kill: bool = False, **o
 
 def test_four_ranks_with_killed_workers_deliver_an_epoch_once() -> None:
     receipts = [run(chain(), rank, 4, num_workers=2, kill=True) for rank in range(4)]
-    verdict = kdp.verify_receipts(receipts)
+    verdict = verify_receipts(receipts)
     assert verdict == (True, 40, 0, (0,), (), ())
     assert str(verdict) == "Every sample of epoch 0 was delivered exactly once: 40 samples."
     assert len({receipt["order"] for receipt in receipts}) == 4
@@ -39,8 +39,8 @@ def test_four_ranks_with_killed_workers_deliver_an_epoch_once() -> None:
 
 def test_a_missing_rank_and_one_that_came_twice_are_found() -> None:
     receipts = [run(chain(), rank, 4) for rank in range(4)]
-    assert kdp.verify_receipts(receipts[:3]).problems == ("Epoch 0: batches 0 to 9 of rank 3 of 4: not delivered.",)
-    twice = kdp.verify_receipts([*receipts, receipts[1]])
+    assert verify_receipts(receipts[:3]).problems == ("Epoch 0: batches 0 to 9 of rank 3 of 4: not delivered.",)
+    twice = verify_receipts([*receipts, receipts[1]])
     assert twice.problems == ("Epoch 0: batches 0 to 9 of rank 1 of 4: delivered 2 times.",)
     assert not twice.is_complete
 
@@ -58,10 +58,10 @@ def test_the_parts_of_a_resumed_epoch_fit_together() -> None:
             loader.load_state_dict(state)
             assert len(list(loader)) == 4
             rest.append(loader.receipt())
-    assert kdp.verify_receipts([first, *rest]).is_complete
-    gaps = kdp.verify_receipts([first, rest[0]]).problems
+    assert verify_receipts([first, *rest]).is_complete
+    gaps = verify_receipts([first, rest[0]]).problems
     assert gaps == ("Epoch 0: batches 6 to 9 of rank 1 of 2: not delivered.",)
-    assert not kdp.verify_receipts(rest).is_complete
+    assert not verify_receipts(rest).is_complete
 
 
 def test_four_ranks_with_kills_and_a_resume_deliver_once() -> None:
@@ -79,8 +79,8 @@ def test_four_ranks_with_kills_and_a_resume_deliver_once() -> None:
             loader.load_state_dict(state)
             list(loader)
             receipts.append(loader.receipt())
-    assert kdp.verify_receipts(receipts) == (True, 40, 0, (0,), (), ())
-    assert not kdp.verify_receipts(receipts[:-1]).is_complete
+    assert verify_receipts(receipts) == (True, 40, 0, (0,), (), ())
+    assert not verify_receipts(receipts[:-1]).is_complete
 
 
 def test_batches_after_a_state_that_is_loaded_count_once() -> None:
@@ -92,7 +92,7 @@ def test_batches_after_a_state_that_is_loaded_count_once() -> None:
         next(batches)
         loader.load_state_dict(state)
         assert len(list(loader)) == 7
-        assert kdp.verify_receipts([loader.receipt()]).is_complete
+        assert verify_receipts([loader.receipt()]).is_complete
 
 
 def test_a_receipt_is_that_of_the_last_epoch_that_delivered() -> None:
@@ -105,7 +105,7 @@ def test_a_receipt_is_that_of_the_last_epoch_that_delivered() -> None:
         second = loader.receipt()
         assert (second["epoch"], second["batches"], second["num_samples"]) == (1, [0, 1], 4)
         list(batches)
-        both = kdp.verify_receipts([first, loader.receipt()])
+        both = verify_receipts([first, loader.receipt()])
         assert (both.is_complete, both.epochs) == (True, (0, 1))
         loader.set_epoch(0)
         list(loader)
@@ -116,7 +116,7 @@ def test_a_receipt_is_that_of_the_last_epoch_that_delivered() -> None:
 def test_a_short_last_batch_is_planned_as_it_is_dealt(uneven: str) -> None:
     pipe = chain(39, uneven=uneven)
     receipts = [run(pipe, rank, 2) for rank in range(2)]
-    assert kdp.verify_receipts(receipts).is_complete
+    assert verify_receipts(receipts).is_complete
     assert sum(receipt["num_padding"] for receipt in receipts) == (uneven == "pad")
     assert sum(receipt["num_samples"] for receipt in receipts) == (36 if uneven == "drop" else 39)
 
@@ -124,34 +124,34 @@ def test_a_short_last_batch_is_planned_as_it_is_dealt(uneven: str) -> None:
 def test_batches_by_length_have_receipts() -> None:
     source = kdp.from_dataset([("a" * n, n) for n in range(1, 30)]).select("x")
     pipe = source.deal(batch_by="y", global_max_tokens=64, shuffle=True, uneven="pad")
-    assert kdp.verify_receipts([run(pipe, rank, 2) for rank in range(2)]).is_complete
+    assert verify_receipts([run(pipe, rank, 2) for rank in range(2)]).is_complete
 
 
 def test_skipped_samples_are_counted_and_are_no_gap() -> None:
     source = kdp.from_dataset([(n, 0) for n in range(12)]).transform("x", lambda x: 1 / (x - 5)).on_error("skip")
     receipts = [run(source.select("x").deal(global_batch_size=4), rank, 2, num_workers=1) for rank in range(2)]
-    verdict = kdp.verify_receipts(receipts)
+    verdict = verify_receipts(receipts)
     assert (verdict.is_complete, verdict.num_samples, verdict.num_skipped) == (True, 11, 1)
     assert "except for 1 that `on_error` skipped" in str(verdict)
     ends = kdp.from_dataset([(n, 0) for n in range(12)]).transform("x", lambda x: 1 / (x < 8)).on_error("skip")
-    assert kdp.verify_receipts([run(ends.select("x").deal(batch_size=4))]).is_complete, "the last batch is empty"
+    assert verify_receipts([run(ends.select("x").deal(batch_size=4))]).is_complete, "the last batch is empty"
 
 
 def test_other_samples_are_found_by_the_digest() -> None:
     receipt = run(chain())
     changed = {**receipt, "digest": receipt["order"]}
-    assert kdp.verify_receipts([changed]).problems == (
+    assert verify_receipts([changed]).problems == (
         "Epoch 0: 40 samples were delivered or skipped, but they are not the 40 planned ones.",
     )
     other = run(chain(seed=1), 1, 2)
-    (text,) = kdp.verify_receipts([run(chain(), 0, 2), other]).problems
+    (text,) = verify_receipts([run(chain(), 0, 2), other]).problems
     assert "the receipts differ in `pipes`" in text
 
 
 def test_ranks_that_got_the_same_part_are_found() -> None:
     source = kdp.from_dataset([(n, 0) for n in range(8)])
     both = [run(source.select("x").deal(batch_size=4, ranks=1), rank, 2) for rank in range(2)]
-    assert kdp.verify_receipts(both).problems == ("Epoch 0: batches 0 to 1: delivered 2 times.",)
+    assert verify_receipts(both).problems == ("Epoch 0: batches 0 to 1: delivered 2 times.",)
 
 
 def test_what_is_not_a_receipt_is_an_error() -> None:
@@ -163,13 +163,13 @@ def test_what_is_not_a_receipt_is_an_error() -> None:
         ([{**receipt, "rank": 1}], "from 0 to 0"),
     ):
         with pytest.raises(ValueError, match=text):
-            kdp.verify_receipts(wrong)
+            verify_receipts(wrong)
 
 
 def test_a_stock_stream_has_a_receipt_by_keys() -> None:
     stream = IterableWrapper([(n, 0) for n in range(4)]).to_samples(fields="x y").select("x").deal(batch_size=2)
     receipt = run(stream, num_workers=2)
-    assert kdp.verify_receipts([receipt]).unknown == (
+    assert verify_receipts([receipt]).unknown == (
         "No sample came twice.",
         "How many samples the stream has is not known.",
     )
@@ -192,4 +192,4 @@ def test_digests_of_parts_add_up_to_that_of_the_whole() -> None:
         size, num_ranks = int(rng.integers(9, 60)), int(rng.integers(1, 5))
         pipe = chain(size, global_batch_size=num_ranks * int(rng.integers(1, 4)), uneven="pad")
         receipts = [run(pipe, rank, num_ranks) for rank in range(num_ranks)]
-        assert kdp.verify_receipts(receipts).is_complete
+        assert verify_receipts(receipts).is_complete

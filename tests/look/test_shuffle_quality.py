@@ -9,6 +9,7 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.testing import shuffle_quality
 
 
 def numbers(size: int = 2000, num_classes: int = 4) -> Any:
@@ -21,7 +22,7 @@ def stream(size: int = 2000) -> Any:
 
 
 def test_a_full_shuffle_is_perfect_in_every_measure() -> None:
-    found = kdp.shuffle_quality(numbers().select("x").deal(batch_size=16, shuffle=True))
+    found = shuffle_quality(numbers().select("x").deal(batch_size=16, shuffle=True))
     assert found.is_good
     assert found.num_samples == 2000
     for share in (found.spread, found.apart, found.renewal):
@@ -32,7 +33,7 @@ def test_a_full_shuffle_is_perfect_in_every_measure() -> None:
 
 
 def test_the_order_of_the_source_is_weak_in_every_measure() -> None:
-    found = kdp.shuffle_quality(numbers().select("x").deal(batch_size=16))
+    found = shuffle_quality(numbers().select("x").deal(batch_size=16))
     assert not found.is_good
     assert (found.spread, found.renewal, found.longest_run) == (0, 0, 500)
     assert found.apart < 0.1
@@ -41,14 +42,14 @@ def test_the_order_of_the_source_is_weak_in_every_measure() -> None:
 
 
 def test_a_fixed_permutation_repeats_its_batches_in_each_epoch() -> None:
-    found = kdp.shuffle_quality(numbers().permute(seed=0).select("x").deal(batch_size=16))
+    found = shuffle_quality(numbers().permute(seed=0).select("x").deal(batch_size=16))
     assert found.spread == pytest.approx(1, abs=0.05), "it counts from the source, before the plan"
     assert (found.renewal, found.is_good) == (0, False)
 
 
 def test_a_small_buffer_leaves_neighbours_together() -> None:
     small, large = (
-        kdp.shuffle_quality(stream().shuffle(buffer_size=size).select("x").deal(batch_size=16)) for size in (20, 2000)
+        shuffle_quality(stream().shuffle(buffer_size=size).select("x").deal(batch_size=16)) for size in (20, 2000)
     )
     assert small.spread < 0.1 < 0.5 < large.spread
     assert (small.is_good, large.is_good) == (False, True)
@@ -58,12 +59,12 @@ def test_a_small_buffer_leaves_neighbours_together() -> None:
 
 def test_two_sources_are_told_apart() -> None:
     mixed = kdp.concat(numbers(500, 1), numbers(500, 1)).select("x").deal(batch_size=10, shuffle=True)
-    found = kdp.shuffle_quality(mixed)
+    found = shuffle_quality(mixed)
     assert (found.is_good, found.class_runs, found.longest_run) == (True, None, None), "there is one class only"
 
 
 def test_batches_of_one_sample_have_no_pairs() -> None:
-    found = kdp.shuffle_quality(numbers(50).select("x").deal(batch_size=1, shuffle=True))
+    found = shuffle_quality(numbers(50).select("x").deal(batch_size=1, shuffle=True))
     assert found.renewal is None
 
 
@@ -72,11 +73,11 @@ def test_no_sample_of_an_indexed_chain_is_read() -> None:
         raise AssertionError("read")
 
     chain = numbers().transform("x", fail).select("x").deal(batch_size=16, shuffle=True)
-    assert kdp.shuffle_quality(chain, epoch=3, max_samples=160).num_samples == 160
+    assert shuffle_quality(chain, epoch=3, max_samples=160).num_samples == 160
 
 
 def test_it_prints_and_is_plain_data() -> None:
-    found = kdp.shuffle_quality(numbers().select("x").deal(batch_size=16))
+    found = shuffle_quality(numbers().select("x").deal(batch_size=16))
     assert str(found).startswith("The shuffle is weak, compared with a perfect one (2,000 samples):\n")
     assert "neighbors of the source end up apart by" in found._repr_html_()
     assert json.loads(json.dumps(found.to_dict()))["is_good"] is False
@@ -84,6 +85,6 @@ def test_it_prints_and_is_plain_data() -> None:
 
 def test_a_chain_without_batches_is_an_error() -> None:
     with pytest.raises(kdp.ChainError, match="no `deal`"):
-        kdp.shuffle_quality(numbers())
+        shuffle_quality(numbers())
     with pytest.raises(kdp.ChainError, match="fewer than two samples"):
-        kdp.shuffle_quality(numbers(1).deal(batch_size=1))
+        shuffle_quality(numbers(1).deal(batch_size=1))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
+from kdpipes.delivery import split_ctx
 from tests.resuming import FRESH, digests, inline, jitter, of_rank, processes, threads, travelled
 
 LABELS = [n % 3 if n % 7 else 0 for n in range(40)]
@@ -160,7 +161,7 @@ def test_samples_of_later_epochs_are_replayed_by_key(plan: Any) -> None:
     chain = dealt(plan())
     list(chain), list(chain)
     (xs, _, keys, _), ctx = next(iter(chain))
-    for place, entry in enumerate(kdp.split_ctx(ctx)):
+    for place, entry in enumerate(split_ctx(ctx)):
         (again, *_), _ = kdp.replay(keys[place], entry, chain)
         assert again == xs[place]
 

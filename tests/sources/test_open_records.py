@@ -19,6 +19,7 @@ import pytest
 import kdpipes as kdp
 from kdpipes.sources.open_records import Verify
 from kdpipes.storage import memory
+from kdpipes.write import copy_to_local
 
 NUMBER = 24
 
@@ -181,7 +182,7 @@ def test_another_part_of_the_same_length_is_not_taken_for_it(birds: Path) -> Non
 
 
 def test_a_folder_without_whole_records_is_an_error(birds: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`folder` must be a local folder, .* `kdp\.copy_to_local\(url"):
+    with pytest.raises(ValueError, match=r"`folder` must be a local folder, .* `kdpipes\.write\.copy_to_local\(url"):
         kdp.open_records("s3://bucket/birds")
     with pytest.raises(FileNotFoundError, match="`folder` must be a folder that exists"):
         kdp.open_records(tmp_path / "none")
@@ -207,7 +208,7 @@ def test_a_folder_without_whole_records_is_an_error(birds: Path, tmp_path: Path)
 
 
 def test_a_copy_and_a_read_only_folder_are_read_unchanged(birds: Path, tmp_path: Path) -> None:
-    local = kdp.copy_to_local(birds, tmp_path / "local").path
+    local = copy_to_local(birds, tmp_path / "local").path
     for path in [*local.iterdir(), local]:
         path.chmod(path.stat().st_mode & ~0o222)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in local.iterdir())

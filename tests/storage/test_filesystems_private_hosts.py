@@ -12,6 +12,7 @@ import kdpipes as kdp
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.filesystems import PrivateHostError, check_hosts
 from kdpipes.storage.remote import Span, read_range
+from kdpipes.write import copy_to_local
 from kdpipes.write.localize import FileLocalizer
 from tests.http_server import Served, serving, tar
 
@@ -73,7 +74,7 @@ def test_readers_do_not_reach_link_local_addresses(served: Served, place: str, t
         lambda url: kdp.from_ids([url])[0]["x"],
         lambda url: FileLocalizer(tmp_path)(url),
         lambda url: kdp.open_cache(url),
-        lambda url: kdp.copy_to_local(url, tmp_path / "copy"),
+        lambda url: copy_to_local(url, tmp_path / "copy"),
         lambda url: len(kdp.open_shards(f"tar://x.tar::{url}")),
     ]
     for read in tries:

@@ -22,7 +22,7 @@ from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.remote import Span, read_range
 from kdpipes.testing import Fault, faulty_storage
-from kdpipes.write import FileLocalizer
+from kdpipes.write import FileLocalizer, copy_to_local
 
 Open = Callable[[str, dict[str, Any]], Any]
 
@@ -111,7 +111,7 @@ WRITERS: dict[str, Callable[[str, dict[str, Any], Path, int], Any]] = {
     "write_records": lambda root, options, folder, workers: kdp.write_records(
         listed(root, folder), folder / "records", num_workers=workers, num_parts=2, storage_options=options
     ),
-    "copy_to_local": lambda root, options, folder, workers: kdp.copy_to_local(
+    "copy_to_local": lambda root, options, folder, workers: copy_to_local(
         f"{root}/photos", folder / "copy", num_workers=workers + 1, storage_options=options
     ),
     "FileLocalizer": lambda root, options, folder, workers: FileLocalizer(folder / "files", storage_options=options)(

@@ -16,7 +16,7 @@ from PIL import Image
 from skimage import data
 
 import kdpipes as kdp
-from kdpipes.work import EncodedImage
+from kdpipes.work import EncodedImage, RecordedTransform
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
@@ -61,7 +61,7 @@ def same(one: Image.Image, other: Image.Image) -> bool:
 
 @pytest.mark.parametrize("transform", [kdp.RandomResizedCrop(32), kdp.HorizontalFlip()])
 def test_a_call_is_draw_and_apply(transform: Any) -> None:
-    assert isinstance(transform, kdp.RecordedTransform)
+    assert isinstance(transform, RecordedTransform)
     results = [transform(IMAGE, rng(seed)) for seed in range(8)]
     assert all(same(image, transform.apply(IMAGE, transform.draw(IMAGE, rng(n)))) for n, image in enumerate(results))
     assert len({image.tobytes() for image in results}) == (8 if isinstance(transform, kdp.RandomResizedCrop) else 2)

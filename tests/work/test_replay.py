@@ -18,7 +18,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
-from kdpipes.delivery import collate
+from kdpipes.delivery import collate, split_ctx
 from tests.work.replaying import (
     Shift,
     assert_replayed,
@@ -175,7 +175,7 @@ def test_every_sample_of_every_chain_is_made_again(spec: Any, seed: int) -> None
     for batch in [batch for _ in range(2) for batch in dealt]:
         assert_replayed(dealt, batch)
         ctxs = [ctx for _, ctx in batch]
-        assert kdp.split_ctx(collate(ctxs)) == ctxs
+        assert split_ctx(collate(ctxs)) == ctxs
 
 
 SERVICES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -204,7 +204,7 @@ def test_a_sample_is_made_again_from_the_ctx_of_its_batch(service: str, is_strea
     with kdp.Loader(dealt.collate_samples(), **SERVICES[service]()) as loader:
         for _ in range(2):
             for (keys, x, z, y), ctx in loader:
-                for place, (key, sample_ctx) in enumerate(zip(keys, kdp.split_ctx(ctx), strict=True)):
+                for place, (key, sample_ctx) in enumerate(zip(keys, split_ctx(ctx), strict=True)):
                     (_, again, z_again, y_again), ctx_again = kdp.replay(key, travelled(sample_ctx), dealt)
                     assert told(again) == told(tuple(view[place] for view in x))
                     assert (z_again, y_again) == (z[place].item(), y[place].item())
@@ -307,4 +307,4 @@ EXACT: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_split_ctx_gives_back_what_was_collated(name: str) -> None:
-    assert kdp.split_ctx(collate(EXACT[name], ragged=True)) == EXACT[name]
+    assert split_ctx(collate(EXACT[name], ragged=True)) == EXACT[name]

@@ -11,6 +11,7 @@ import torch
 
 import kdpipes as kdp
 from kdpipes.core.randomness import seeded_globals
+from kdpipes.delivery import split_ctx
 from tests.work.replaying import (
     Shift,
     assert_replayed,
@@ -110,7 +111,7 @@ def test_the_largest_seeds_are_collated(seed: int, num_workers: int) -> None:
     with kdp.Loader(dealt.collate_samples(), num_workers=num_workers) as loader:
         for _ in range(2):
             for (keys, x), ctx in loader:
-                for key, value, sample_ctx in zip(keys, x.tolist(), kdp.split_ctx(ctx), strict=True):
+                for key, value, sample_ctx in zip(keys, x.tolist(), split_ctx(ctx), strict=True):
                     assert kdp.replay(key, travelled(sample_ctx), dealt) == ((key, value), sample_ctx)
 
 

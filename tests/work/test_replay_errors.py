@@ -37,7 +37,7 @@ def test_the_ctx_of_a_batch_is_rejected_with_the_way_out(make: Any) -> None:
     pipe = make().record_ctx().transform("x", Shift()).select("key x", return_ctx=True).deal(batch_size=3)
     _, ctx = next(iter(pipe.collate_samples()))
     for key in ("0", next(iter(make()))):
-        with pytest.raises(TypeError, match=r"is that of a batch. Use `kdp.split_ctx\(ctx\)`"):
+        with pytest.raises(TypeError, match=r"is that of a batch. Use `kdpipes.delivery.split_ctx\(ctx\)`"):
             kdp.replay(key, ctx, pipe)
 
 

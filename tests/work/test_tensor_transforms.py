@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import kdpipes as kdp
-from kdpipes.work import EncodedImage
+from kdpipes.work import EncodedImage, RecordedTransform
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
@@ -80,7 +80,7 @@ def test_normalized_is_less_the_mean_divided_by_deviation() -> None:
 
 def test_both_record_nothing_and_need_no_generator() -> None:
     for transform, value in ((kdp.ToTensor(), IMAGE), (kdp.Normalize(MEAN, STD), FLOATS)):
-        assert isinstance(transform, kdp.RecordedTransform)
+        assert isinstance(transform, RecordedTransform)
         assert transform.draw(value, np.random.default_rng(0)) == transform.draw(value) == {}
         results = transform(value), transform(value, np.random.default_rng(0)), transform.apply(value, {})
         assert all(torch.equal(results[0], result) for result in results)

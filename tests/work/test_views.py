@@ -16,6 +16,7 @@ from PIL import Image
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.delivery import split_ctx
 from kdpipes.work import EncodedImage
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
@@ -174,7 +175,7 @@ def test_views_are_collated_to_a_tuple_of_batches_and_made_again(make: Any, num_
                 assert [list(view.shape[1:]) for view in x] == [[3, 8, 8], [3, 6, 7], [3, 5, 5]]
                 assert [view.dtype for view in x] == [torch.float32, torch.uint8, torch.uint8]
                 sizes.append(len(y))
-                for place, (key, sample_ctx) in enumerate(zip(keys, kdp.split_ctx(ctx), strict=True)):
+                for place, (key, sample_ctx) in enumerate(zip(keys, split_ctx(ctx), strict=True)):
                     ((first, second, third), _, _), again = kdp.replay(key, json.loads(json.dumps(sample_ctx)), pipe)
                     assert torch.equal(first, x[0][place])
                     for image, batch in ((second, x[1]), (third, x[2])):

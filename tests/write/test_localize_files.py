@@ -14,6 +14,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from kdpipes.write import copy_to_local
 from kdpipes.write.localize import FileLocalizer
 from tests.processes import exit_status, fork, in_child
 from tests.torchdata_parts import FSSpecFileLister
@@ -166,10 +167,10 @@ def test_what_was_broken_off_by_a_kill_is_copied_again(
 
 def test_a_folder_filled_file_by_file_is_no_complete_copy(origin: Path, local: Path) -> None:
     FileLocalizer(local, origin)(origin / NAMES[0])
-    assert kdp.copy_to_local(origin, local, relative_path="stork").num_files == 1
-    part = kdp.copy_to_local(origin, local, relative_path="heron")
+    assert copy_to_local(origin, local, relative_path="stork").num_files == 1
+    part = copy_to_local(origin, local, relative_path="heron")
     assert part.num_files == 1, "one of two is there"
-    result = kdp.copy_to_local(origin, local)
+    result = copy_to_local(origin, local)
     assert (result.was_copied, result.was_deleted, result.num_files) == (True, False, 0)
     assert not (local / "autocopy_partial.txt").exists()
     assert [name for name in files_in(local) if "autocopy" not in name] == NAMES

@@ -150,7 +150,7 @@ def weak_shuffle(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             "deal",
             f"The shuffle is weak: neighbors of the source end up {found.spread:.0%} as far apart as in a full one.",
             "Batches hold samples that lie together in the source, which are often of one class.",
-            "Use `shuffle=True`, or a larger `window=`; `kdp.shuffle_quality(chain)` measures it.",
+            "Use `shuffle=True`, or a larger `window=`; `kdpipes.testing.shuffle_quality(chain)` measures it.",
         )
 
 
