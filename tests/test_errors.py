@@ -79,7 +79,7 @@ def test_a_choice_is_one_of_those_named() -> None:
 
 def test_exactly_one_of_several_arguments_is_given() -> None:
     check_one_of(valid=[], invalid=None)
-    with pytest.raises(ValueError, match="Exactly one of `valid` or `invalid` must be given, but none of them is"):
+    with pytest.raises(ValueError, match="Exactly one of `valid` or `invalid` must be given, but neither is"):
         check_one_of(valid=None, invalid=None)
     with pytest.raises(ValueError, match="Exactly one of `valid` or `invalid` must be given, but both"):
         check_one_of(valid=[1], invalid=[2])

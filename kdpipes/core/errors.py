@@ -126,7 +126,8 @@ def check_one_of(**arguments: object) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if len(given) != 1:
         names = " or ".join(f"`{name}`" for name in arguments)
-        got = "both are" if given else "none of them is"
+        neither = "neither is" if len(arguments) == 2 else "none of them is"
+        got = "both are" if given else neither
         raise ValueError(f"Exactly one of {names} must be given, but {got}.")
 
 

@@ -339,7 +339,7 @@ def indexed(source_datapipe: Any, name: str, *, takes_samples: bool = True) -> M
     if isinstance(source_datapipe, IterDataPipe) and hint is None:
         raise ChainError(
             f"`{name}` needs indexed sources here, but `{pipe_name(source_datapipe)}` is a stream. `kdp.open_shards` "
-            "is indexed; or begin with the stream: `stream.mix(...)` takes both."
+            "is indexed." + (" Or begin with the stream: `stream.mix(...)` takes both." if name == "mix" else "")
         )
     if not isinstance(source_datapipe, MapPipe):
         raise ChainError(

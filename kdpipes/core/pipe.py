@@ -43,6 +43,8 @@ def _other_flavour(name: str) -> str:
     """Return a hint if `name` is a pipe of the other flavour. (The pipe was not found, so this flavour lacks it.)"""
     if name in MapDataPipe.functions:
         return f" `.{name}()` is a pipe of indexed sources; this is a stream."
+    if name == "filter":
+        return " To choose samples, use `.filter_samples(columns=..., keep=...)` or `.filter_classes(...)`."
     return f" `.{name}()` is a pipe of streams: put it after `.deal()`." if name in IterDataPipe.functions else ""
 
 

@@ -42,6 +42,10 @@ _INSTEAD = {  # hints for arguments that a pipe does not have
     ("deal", "pin_memory"): ' End the chain with `.to_device("cuda")`.',
     ("deal", "sampler"): " Choose samples with `.sample_weighted(...)` or `.subset(...)` before it.",
 }
+_POSITIONAL = {  # hints for arguments that were passed without a name
+    "take_percent": " `to_percent=0.5` takes the first half.",
+    "collate_samples": " Your own function goes into `.collate(function)`.",
+}
 _ours: dict[tuple[str, str], Callable[..., Any]] = {}
 _methods: dict[str, set[str]] = {"map": set(), "iter": set()}  # of kdpipes' base classes
 
@@ -156,21 +160,21 @@ def argument_check(shown: str, function: Callable[..., Any]) -> Callable[[Any, t
             unknown = next((key for key in kwargs if key not in names), "")
             what = f"got an unexpected keyword argument {unknown!r}" if unknown else str(error)
             hint = _INSTEAD.get((shown[1:], unknown)) or closest(unknown, names)
-            hint += _by_name(error, args, parameters) if shown.startswith(".") else ""
+            hint += _by_name(shown, error, args, parameters)
             raise TypeError(f"`{shown}`: {what}.{hint} The call is `{shown}{inspect.Signature(parameters)}`.") from None
 
     return check
 
 
-def _by_name(error: TypeError, args: tuple[Any, ...], parameters: list[inspect.Parameter]) -> str:
+def _by_name(shown: str, error: TypeError, args: tuple[Any, ...], parameters: list[inspect.Parameter]) -> str:
     """Return a hint for an argument that was passed without its name."""
-    if (
-        "too many positional" in str(error)
-        and len([arg for arg in args if isinstance(arg, IterDataPipe | MapDataPipe)]) > 1
-    ):
+    if not shown.startswith(".") or not args or "too many positional" not in str(error):
+        return ""
+    if len([arg for arg in args if isinstance(arg, IterDataPipe | MapDataPipe)]) > 1:
         return " Put the pipes into one list."
     names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    return f" Name it: `{names[0]}=...`." if "too many positional" in str(error) and args and names else ""
+    hint = f" Name it: `{names[0]}=...`." if len(names) == 1 else " Name the argument." if names else ""
+    return _POSITIONAL.get(shown[1:], hint)
 
 
 def _place(function: Any) -> str:

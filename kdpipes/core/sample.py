@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -280,6 +280,13 @@ class Sample(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         value = self._fields.get(name) or self.lazy(name)
         return value.get(self)
+
+    if not TYPE_CHECKING:  # with it, type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            is_field = not name.startswith("_") and name in self._fields
+            hint = f' Fields are items: `sample["{name}"]`.' if is_field else ""
+            raise AttributeError(f"'Sample' object has no attribute {name!r}.{hint}")
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._fields[name] = value if isinstance(value, Lazy) else Loaded(value)

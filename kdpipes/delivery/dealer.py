@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import Batcher
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.datapipes.map import Batcher as IndexedBatcher
 
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
@@ -135,6 +137,8 @@ class Dealer(Resumable):
         self._is_in_group = False  # if the rank is fixed: whether ranks of a process group wait for each other
         self._dealt_by_workers: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
         self._batch_key = SampleKey()
+        if isinstance(self.source, Batcher | IndexedBatcher):
+            raise ChainError("`.deal()` takes samples, but `.batch()` upstream gives batches. Remove `.batch()`.")
         sharder = next(filter(shards, Chain.of(self.source).pipes), None)
         if sharder is not None:
             raise ChainError(

@@ -25,6 +25,7 @@ from itertools import islice
 from typing import Any, Literal, NoReturn, ParamSpec
 
 from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.datapipes.map import Batcher
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
@@ -153,7 +154,8 @@ class Loader:
         reading_service: Any = None,
     ) -> None:
         if isinstance(source_datapipe, MapDataPipe):
-            raise ChainError("An indexed chain has no epochs. End it with `.deal(batch_size=...)`.")
+            instead = " in place of `.batch()`" if isinstance(source_datapipe, Batcher) else ""
+            raise ChainError(f"An indexed chain has no batches yet. End it with `.deal(batch_size=...)`{instead}.")
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe, _way_in(source_datapipe)))
         for name, value in (("progress", progress), ("profile", profile)):

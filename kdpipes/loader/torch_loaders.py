@@ -110,7 +110,7 @@ def _init_stream(self: Any, datapipe: Any) -> None:
     _wrap_stream(self, datapipe)
     if Chain.of(datapipe).of_type(Dealer):
         if Chain.of(datapipe).numbering_deal() is not None:
-            _check_batch_size(_arguments())
+            _check_arguments(_arguments())
         self.__class__ = DealtDataset
         ahead: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self.share_epochs(ahead, is_new=True)
@@ -146,8 +146,11 @@ def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _check_batch_size(arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError if a DataLoader would make batches of batches."""
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError if a DataLoader would make batches of batches, or is to shuffle them."""
+    if arguments.get("shuffle"):
+        hint = "The chain has its own order: use `deal(shuffle=True)`."
+        raise ValueError(must_be("shuffle", "None", arguments["shuffle"], hint))
     size, collate = arguments.get("batch_size"), arguments.get("collate_fn")
     takes_one = size == 1 and collate not in (None, default_collate)  # as `lambda batches: batches[0]` does
     if size is not None and not takes_one:

@@ -232,6 +232,11 @@ def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, numbe
             raise ValueError(f"`originals` must be as many as the {number} images, but are {len(originals)}.")
         return originals
     source = None if chain is None else next(iter(Chain.of(chain).of_type(MapPipe)), None)
+    if source is not None and batch.keys is None:
+        raise ChainError(
+            "`crops` needs the original images, which are found by their keys. Select the keys, too: "
+            '`select("x y key", return_ctx=True)`; or pass `originals=[...]`.'
+        )
     if source is None or batch.keys is None:
         raise ChainError(
             "`crops` needs the original images. Pass an indexed chain as `source_datapipe` and select the keys, "

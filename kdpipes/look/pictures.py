@@ -95,9 +95,10 @@ def as_picture(image: Any) -> Image.Image:
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3):
         pixels = pixels.transpose(1, 2, 0)
     if pixels.dtype != np.uint8:
-        raise TypeError(
-            f"`images` must hold uint8 pixels, but hold {pixels.dtype} instead. Scale them to 0..255 first."
-        )
+        found, hint = pixels.dtype.name, "Scale them to 0..255 first."
+        if isinstance(image, bytes):
+            found, hint = "encoded bytes", "Decode them first, with `.decode_images(...)`."
+        raise TypeError(f"`images` must hold uint8 pixels, but hold {found} instead. {hint}")
     return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).convert("RGB")
 
 

@@ -80,7 +80,7 @@ class ClassFilterMapDataPipe(PlanPipe):
         names = self.source.class_names()
         classes = to_labels(choice.param, choice.classes, names, are_names=are_names, present=present)
         positions = keep_classes(labels, classes, keep=choice.keep)
-        if not len(positions) and choice.classes:
+        if not len(positions):
             known = ", ".join(map(str, np.unique(labels).tolist()[:20]))
             warnings.warn(
                 f"`filter_classes({choice.param}={list(choice.classes)})` keeps none of {len(labels)} samples; "

@@ -38,7 +38,7 @@ def _check_weights(weights: Any, number: int, *, may_be_0: bool = False, param: 
     if may_be_0 and not (all(0 <= weight < math.inf for weight in weights) and any(weights)):
         raise ValueError(must_be("weights", "finite and at least 0 in every epoch, and not all 0", weights))
     if len(weights) != number:
-        raise ValueError(must_be(param, f"one for each of {number} sources, including the first", weights))
+        raise ValueError(must_be(param, f"{number} numbers, one for each source, the first one included", weights))
     return tuple(float(weight) for weight in weights)
 
 

@@ -56,7 +56,7 @@ def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares:
     total = sum(shares.values())
     if abs(total - 1) > 1e-9:
         hint = "Name the rest, too: `kdp.split(pipe, train=0.8, rest=0.2)`." if total < 1 else ""
-        raise ValueError(must_be("shares", "numbers that sum up to 1", shares, hint))
+        raise ValueError(f"The shares must sum to 1, but sum to {total:g}: {shares}. {hint}".rstrip())
     ends = tuple((np.cumsum(list(shares.values())) / total).tolist())
     parts = [PartTakerMapDataPipe(source_datapipe, part, ends, by, seed) for part in range(len(shares))]
     return namedtuple("Split", shares)(*parts)

@@ -146,7 +146,7 @@ def test_samples_may_be_chosen_between_the_mix_and_deal() -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda: mixed([9, 9], per_batch=[48]), ValueError, "`per_batch` must be one for each of 2 sources"),
+        (lambda: mixed([9, 9], per_batch=[48]), ValueError, "`per_batch` must be 2 numbers, one for each source"),
         (lambda: mixed([9, 9], per_batch=[2, 1]).deal(batch_size=4), ValueError, r"must be 3, the sum of `mix\(per_ba"),
         (
             lambda: mixed([9, 1], per_batch=[2, 2]).deal(batch_size=4),

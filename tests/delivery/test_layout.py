@@ -64,7 +64,7 @@ def test_a_global_batch_that_ranks_cannot_share_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((None, None, "keep"), "Exactly one of `batch_size` or `global_batch_size` must be given, but none"),
+        ((None, None, "keep"), "Exactly one of `batch_size` or `global_batch_size` must be given, but neither"),
         ((1, 2, "keep"), "but both are"),
         ((0, None, "keep"), "`batch_size` must be an integer of at least 1, but is 0"),
         ((None, 0, "keep"), "`global_batch_size` must be an integer of at least 1"),

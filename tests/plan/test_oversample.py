@@ -130,6 +130,7 @@ def test_a_repeated_sample_is_augmented_anew(work: str) -> None:
             assert len(drawn) == len(set(drawn)) == 24
 
 
+@pytest.mark.filterwarnings("ignore:.* keeps none of:UserWarning")
 def test_an_empty_or_emptied_source_stays_empty() -> None:
     for mode in ("multiply", "exact"):
         for items in ([], ITEMS):

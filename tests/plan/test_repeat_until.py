@@ -83,6 +83,7 @@ def test_a_repeated_sample_is_augmented_anew(make: Any) -> None:
         assert len(drawn) == len(set(drawn)) == 18
 
 
+@pytest.mark.filterwarnings("ignore:.* keeps none of:UserWarning")
 def test_an_empty_source_cannot_reach_a_size() -> None:
     for make in (indexed, stream):
         for source in (make([]), make(ITEMS).filter_classes(valid=[])):
