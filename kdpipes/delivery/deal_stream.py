@@ -9,8 +9,10 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from torch.utils.data import IterDataPipe, get_worker_info
 
+from kdpipes.core.bulk import Bulk, BulkReader
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import IterPipe, seed_stream, with_lost_shards
@@ -38,6 +40,7 @@ from kdpipes.delivery.lanes import (
 )
 from kdpipes.delivery.layout import Layout, Sharding, Uneven
 from kdpipes.delivery.skipping import LEFT_OUT
+from kdpipes.delivery.tail import head_samples, tail_of, together
 
 __all__ = ["DealerIterDataPipe"]
 
@@ -152,6 +155,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
         self.continues = num_batches is not None
         self._kept = KeptLanes()
+        self._bulk_reader = BulkReader()
+        self._num_together = 0  # how many work pipes at the end work on the samples of a batch together
         self._has_warned = False  # that batches were dropped
         self._configure(shuffle, seed, ranks)
         if shuffle is True or window is not None:
@@ -235,6 +240,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def iterate(self) -> Iterator[Batch]:
         epoch, first = self._begin()
         self._starts_epoch(first)
+        self._num_together = len(tail_of(self.source))
         plan = self.lane_plan()
         if plan is None and self._num_batches is not None:
             plan = LanePlan(1, 1, self._layout.size_of(self._sharding.num_ranks))
@@ -491,7 +497,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             shards.read_part(part, num_parts)
             if cursor is not None:
                 shards.seek(cursor[:3])
-        items = source.samples() if isinstance(source, IterPipe) else iter(source)
+        if self._num_together:
+            items = head_samples(source, self._num_together)
+        else:
+            items = source.samples() if isinstance(source, IterPipe) else iter(source)
         if self._skipper is not None:
             dealer = weakref.proxy(self)
             items = with_lost_shards(lambda *damage: dealer._give_up(*damage), iter(items))
@@ -512,17 +521,30 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         )
 
     def _made(self, epoch: int, dealt: Dealt, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
-        return self._batch(epoch, dealt.number, lambda: self._items_of(dealt, parts))
+        return self._batch(epoch, dealt.number, lambda: self._items_of(epoch, dealt, list(parts)))
 
-    def _items_of(self, dealt: Dealt, parts: Iterable[tuple[Any, SampleKey]]) -> Iterator[Any]:
-        """Yield the items of a batch, and note the samples for a receipt."""
-        make = self._item if self._skipper is None else self._item_or_nothing
-        for part, sample_key in parts:
-            item = make(part, sample_key, dealt.number)
+    def _items_of(self, epoch: int, dealt: Dealt, parts: list[tuple[Any, SampleKey]]) -> list[Any]:
+        """Return the items of a batch, and note the samples for a receipt."""
+        one = self._item if self._skipper is None else self._item_or_nothing
+
+        def make(start: int, stop: int) -> list[Any]:
+            return [one(part, sample_key, dealt.number) for part, sample_key in parts[start:stop]]
+
+        ordinals = [sample_key.position for _, sample_key in parts]
+        is_padded = any(sample_key.is_padding for _, sample_key in parts)
+        if self._num_together and not is_padded and (self._skipper is None or not self._skipper.knows_bad_samples):
+            for part, sample_key in parts:
+                part.bind(sample_key)
+            source = together(tail_of(self.source), [part for part, _ in parts])
+            bulk = Bulk(self._seed, epoch, epoch, ordinals, max(ordinals, default=0) + 1)
+            items = self._bulk_reader.items(source, np.arange(len(parts)), bulk, make)
+        else:
+            items = make(0, len(parts))
+        for (part, sample_key), item in zip(parts, items, strict=True):
             if item is not LEFT_OUT:
                 known = hash_of_sample(part.key) if isinstance(part, Sample) else b"\1" * 8
                 dealt.hashes.extend(bytes(8) if sample_key.is_padding else known)
-            yield item
+        return items
 
     def _item_or_nothing(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
         assert self._skipper is not None
@@ -532,6 +554,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         if isinstance(item, Sample):
             item = item if isinstance(self.source, IterPipe) else item.fork()  # a stock pipe may have kept it
             item.bind(sample_key)
+        if self._num_together:
+            for pipe in tail_of(self.source):
+                item = pipe.apply(item)
         return self.source.finish(item) if isinstance(self.source, IterPipe) else item
 
 
