@@ -12,7 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 from torch.utils.data import IterDataPipe
@@ -40,7 +40,13 @@ from kdpipes.storage.shared import Shared, is_sharing
 __all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "Shipped", "ThreadReadingService"]
 
 
-class ReadingService:
+if TYPE_CHECKING:
+    from torchdata.dataloader2 import CheckpointableReadingServiceInterface as _Interface
+else:
+    _Interface = object  # torchdata is registered when it is used; Python 3.13 and later have none
+
+
+class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no types for mypy
     """What kdpipes' reading services share: one order for any number and kind of workers; and their state.
 
     The methods are those of torchdata's `CheckpointableReadingServiceInterface`, by which DataLoader2 calls them.
