@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from kdpipes.core.errors import check_flag
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import DEFAULT_S, Access, using
-from kdpipes.storage.catalog import index_again
+from kdpipes.storage.catalog import in_order, index_again
 from kdpipes.storage.catalog_file import forget_joined, write_data_set_indexes
 from kdpipes.storage.columns import check_columns
 from kdpipes.storage.files import forget_listings, matching_urls
@@ -47,7 +48,8 @@ def index_shards(
     holds the offsets, classes and checksums of the members, and the columns. The indexes of remote shards are also
     written into one object for each folder, `kdpipes.index`, so that many shards open with a few requests.
 
-    Existing indexes are replaced, and their columns are kept. If the up-to-date index of a remote shard lacks only some
+    Sixteen remote shards, or four local ones, are indexed at a time. Existing indexes are replaced, and their columns
+    are kept. If the up-to-date index of a remote shard lacks only some
     columns, and its members are large, only the members that these columns need are read.
 
     Args:
@@ -77,9 +79,8 @@ def index_shards(
     with using(Access(timeout_s, storage_options, None)):
         forget_listings(given)
         found = matching_urls(given)
-        # One after the other in this thread: with threads, Ctrl-C was not always answered while storage was silent.
-        shown = shown_if_slow(found, len(found), "indexing", "shards")
-        indexes = [index_again(url, with_checksums=with_checksums, columns=names) for url in shown]
+        index = partial(index_again, with_checksums=with_checksums, columns=names)
+        indexes = list(shown_if_slow(in_order(index, found), len(found), "indexing", "shards"))
         write_data_set_indexes(dict(zip(found, indexes, strict=True)))
     forget_joined()
     return IndexResult(found, [len(index.keys) for index in indexes], [index.version.size for index in indexes])

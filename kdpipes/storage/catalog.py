@@ -41,6 +41,7 @@ __all__ = [
     "IndexState",
     "ShardSeen",
     "find_index",
+    "in_order",
     "index_again",
     "index_beside",
     "index_url",
@@ -100,7 +101,7 @@ def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Catalog:
         unsure = [url for url in urls if not known().confirms(url, then[url])]
         try:
             read = partial(version_of, num_tries=NUM_TRIES_WITH_COPY)
-            versions.update(zip(unsure, _in_order(read, unsure) if unsure else (), strict=True))
+            versions.update(zip(unsure, in_order(read, unsure) if unsure else (), strict=True))
         except (DataError, FileNotFoundError):
             return False
         return all(version.tag and version == then[url] for url, version in versions.items())
@@ -128,10 +129,10 @@ def _joined(
             return index
         return _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
 
-    return Catalog.of(shown_if_slow(_in_order(find, urls), len(urls), "indexing", "shards"), len(urls))
+    return Catalog.of(shown_if_slow(in_order(find, urls), len(urls), "indexing", "shards"), len(urls))
 
 
-def _in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
+def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
     """Yield what `read` returns of each shard; threads, which do not delay the end of the process, read ahead."""
     num_threads = _NUM_THREADS_LOCAL if all(map(is_local, urls)) else _NUM_THREADS
     threads, num_ahead = Threads(min(num_threads, len(urls)), "kdpipes-indexes"), 4 * num_threads
@@ -470,7 +471,7 @@ def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSe
         urls: Of tars, which may be compressed.
         scan: Whether to read shards without a fresh index: of local plain tars the headers, of others everything.
     """
-    return _in_order(partial(_seen, scan=scan), urls)
+    return in_order(partial(_seen, scan=scan), urls)
 
 
 def _seen(url: str, scan: bool) -> ShardSeen:

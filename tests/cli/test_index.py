@@ -15,13 +15,18 @@ from kdpipes.demo import write_photo_shards
 from kdpipes.storage.shard_index import ShardIndex
 
 INTERRUPTED = """
+import threading
 import time
 from kdpipes.cli import main
 from kdpipes.testing import Fault, faulty_storage
 
 
+first = threading.Lock()
+
+
 def interrupt(seconds):
-    os.killpg(0, signal.SIGINT)
+    if first.acquire(blocking=False):  # several threads wait for storage: one press of Ctrl-C is enough
+        os.killpg(0, signal.SIGINT)
     time.sleep(seconds)
 
 
