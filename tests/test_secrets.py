@@ -91,7 +91,7 @@ def test_names_are_paths_unless_only_queries_differ() -> None:
 
 
 def test_the_same_file_signed_twice_is_one_file() -> None:
-    with pytest.raises(ValueError, match=r"without duplicates, but is 'https://host/a\.tar' instead"):
+    with pytest.raises(ValueError, match=r"unique, but is 'https://host/a\.tar' instead"):
         expand_urls(["https://host/a.tar?Signature=1", "https://host/a.tar?Signature=2"])
 
 

@@ -1,4 +1,8 @@
-"""The command line, `kdpipes` or `python -m kdpipes`."""
+"""The command line, `kdpipes` or `python -m kdpipes`.
+
+`cache`, `chains`, `data` and `write` hold the commands, each of which calls one public function. To begin with, read
+one of them.
+"""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def check_names(param: str, names: Any) -> tuple[str, ...] | None:
         raise TypeError(must_be(param, "a sequence of names", names))
     twice = next((name for name, number in Counter(given).items() if number > 1), None)
     if twice is not None:
-        raise ValueError(must_be(param, "without duplicates", names, f"{twice!r} occurs more than once."))
+        raise ValueError(must_be(param, "unique", names, f"{twice!r} occurs more than once."))
     return given
 
 

@@ -53,7 +53,7 @@ class Cursor(NamedTuple):
         shard: The number of the shard, among those of the lane; counted on from pass to pass with `num_batches`.
         place: How many samples of that shard have been read.
         num_samples: How many samples have been read in all.
-        num_batches: How many batches the lane, or the whole stream, has given up to here.
+        num_batches: How many batches the lane, or the whole stream, has yielded so far.
     """
 
     shard: int

@@ -474,7 +474,7 @@ class Loader:
         self._base_seed = check_seed(seed)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0; a state that was loaded for that epoch stays valid.
+        """Make `epoch` (from 0) the number of the next iteration. A state that was loaded for that epoch stays valid.
 
         This also applies to an iterator that has returned nothing yet, because trainers make one before they set the
         epoch. torchdata's services are restarted, unless `epoch` is the next number anyway.

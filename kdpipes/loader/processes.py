@@ -413,7 +413,7 @@ class ProcessWorker(Worker):
         """Wait for messages of the worker, or for its death."""
         worker, timeout_s = self._worker, self._options.timeout_s
         if worker is None:
-            raise RuntimeError("The loader has been closed, or its worker could not be started.")
+            raise RuntimeError("The loader has been closed, or its worker could not be started. Make a new one.")
         self._acknowledge(worker, 0, at_once=True)
         if timeout_s is not None and not worker.is_ready:
             timeout_s += _START_UP_S

@@ -279,7 +279,7 @@ def replay_grid(
     """
     dealt = Chain.of(source_datapipe).deal
     if dealt is None:
-        raise ChainError("The chain has no `deal`, and so no batches.")
+        raise ChainError("The chain has no batches. End it with `.deal(batch_size=...)`.")
     originals: dict[int, Lazy | None] = {}  # of samples that `on_error` loads at once: then they are known no more
 
     def seen(sample: Sample) -> None:

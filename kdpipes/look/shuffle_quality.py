@@ -117,7 +117,7 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
     """
     found = Chain.of(source_datapipe).deal
     if found is None:
-        raise ChainError("The chain has no `deal`, and so no batches. End it with `.deal(batch_size=...)`.")
+        raise ChainError("The chain has no batches. End it with `.deal(batch_size=...)`.")
     check_count("epoch", epoch, minimum=0)
     check_count("max_samples", max_samples, minimum=2)
     deal: Dealer = found.pipe

@@ -46,7 +46,7 @@ class _Mapping:
         if not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in classes):
             raise TypeError(must_be("mapping", "a dictionary of class numbers or names", mapping))
         if len({isinstance(entry, str) for entry in mapping.values()}) > 1:
-            raise ValueError(must_be("mapping", "to numbers or to names, not to both", mapping))
+            raise ValueError(must_be("mapping", "a mapping to numbers, or one to names, not to both", mapping))
         if unmapped is not None:
             check_choice("unmapped", unmapped, ("drop", "keep", "raise"))
         self._unmapped = unmapped or "drop"

@@ -145,7 +145,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         weights = values.astype(np.float64)
         if classes is None:
             if len(weights) != size:
-                raise ValueError(f"`weights` must be one for each of {size} samples, but there are {len(weights)}.")
+                raise ValueError(f"`weights` must have one weight for each of {size} samples, but has {len(weights)}.")
             return weights
         labels = labels_of(self.source, "sample_weighted")
         are_names = labels.dtype.kind == "U"

@@ -98,7 +98,7 @@ def register_type(tag: str, kind: type, to_plain: Callable[[Any], Any], from_pla
     """
     known = _by_tag.get(tag)
     if known is not None and (known.kind.__module__, known.kind.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(must_be("tag", "new", tag, f"It stands for {known.kind.__qualname__} already."))
+        raise ValueError(must_be("tag", "unused", tag, f"It already stands for {known.kind.__qualname__}."))
     _by_type[kind] = _by_tag[tag] = _Registered(tag, kind, to_plain, from_plain)
 
 
@@ -452,7 +452,7 @@ def _write_tensor(writer: _Writer, tensor: torch.Tensor) -> Ext:
         raise TypeError(f"A tensor on {str(tensor.device)!r} cannot be kept: pass what its `.cpu()` returns.")
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise TypeError(
-            "A sparse or quantized tensor cannot be kept: pass what `.to_dense()` or `.dequantize()` return."
+            "A sparse or quantized tensor cannot be kept: convert it with `.to_dense()` or `.dequantize()` first."
         )
     dense = tensor.resolve_conj().resolve_neg().contiguous()
     content = dense.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""

@@ -300,7 +300,7 @@ def _list_local(root: str) -> Iterator[str]:
     if not Path(root).exists():
         raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
     if not Path(root).is_dir():
-        raise NotADirectoryError(f"{root!r} is a file; a folder is needed.")
+        raise NotADirectoryError(f"{root!r} is a file. Pass a folder.")
     seen: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(root, followlinks=True, onerror=_raise):
         status = Path(folder).stat()

@@ -180,7 +180,7 @@ def read_records(folder: Path) -> Records:
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        DataError: It holds no records, not all of them, or those of another version; or a part has been cut.
+        DataError: It holds no records, incomplete ones, or those of another version; or a part is truncated.
     """
     header = read_header(folder)
     if header is None:

@@ -30,12 +30,12 @@ class Shared(Generic[Value]):
     """A handle to a value that all copies of a pipe share.
 
     Torch's graph traversal pickles every collection that a pipe holds, and DataLoader2 clones the pipe by pickling it;
-    this handle is no collection, and a copy of it in the same process, or in one that was forked, is the same value
+    this handle is not a collection, and a copy of it in the same process, or in one that was forked, is the same value
     (inside `sharing`, as for `Loader`, it is not even written out for that). A process that is spawned gets NumPy
-    arrays by one shared memory file (Linux) and all else as a copy.
+    arrays through one shared memory file (Linux), and a copy of everything else.
 
     Args:
-        value: An object; an array, or an object whose large attributes are arrays, is shared best. Not to be modified.
+        value: An object, best an array, or one whose large attributes are arrays. It must not be modified.
         name: Identifies the value in all processes; by default a new name.
     """
 

@@ -57,7 +57,7 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
     twice = next((url for url, number in Counter(map(identity_of, expanded)).items() if number > 1), None)
     if twice is not None:
-        raise ValueError(must_be("urls", "without duplicates", twice, "To repeat samples, use `.repeat_until`."))
+        raise ValueError(must_be("urls", "unique", twice, "To repeat samples, use `.repeat_until`."))
     return expanded
 
 

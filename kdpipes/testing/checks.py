@@ -87,7 +87,7 @@ def _dealt(chain: Any) -> Any:
     """Return the `deal` of a chain."""
     found = Chain.of(chain).deal
     if found is None:
-        raise ChainError("The chain has no `deal`, and so no batches. End it with `.deal(batch_size=...)`.")
+        raise ChainError("The chain has no batches. End it with `.deal(batch_size=...)`.")
     return found.pipe
 
 

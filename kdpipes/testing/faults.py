@@ -157,9 +157,9 @@ def kill_one_worker() -> bool:
 
 @contextmanager
 def full_disk(max_bytes: int = 4096) -> Iterator[None]:
-    """Limit the size of files in the block: writing beyond it raises OSError, as on a full disk. Not on Windows.
+    """Limit the size of files in the block: writing beyond it raises OSError, as on a full disk.
 
-    It applies to this process, and to workers that it forks inside. The error is `EFBIG`, which kdpipes treats like
+    It applies to this process, and to workers that it forks inside; it does not work on Windows. The error is `EFBIG`, which kdpipes treats like
     `ENOSPC`.
 
     Example:

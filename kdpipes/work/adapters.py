@@ -399,7 +399,7 @@ def _check_joint(transform: Any, param: str, fields: Fields) -> None:
 def _check_albumentations(transform: Any, param: str, fields: Fields | None) -> None:
     if not hasattr(transform, "set_random_state"):
         hint = "Install it: `pip install 'albumentations>=2.0.8,<3'`."
-        raise ValueError(must_be(param, "of albumentations 2 or later", transform, hint))
+        raise ValueError(must_be(param, "a transform from albumentations 2 or later", transform, hint))
     if fields is not None:
         _check_joint(transform, param, fields)
         return

@@ -336,7 +336,7 @@ register_type(
 
 def _image_of(plain: Any) -> DecodedImage:
     if plain.dtype != np.uint8 or plain.ndim != 3 or plain.shape[2] != 3:
-        raise ValueError(f"pixels of an image are [H, W, 3] uint8, not {list(plain.shape)} {plain.dtype}")
+        raise ValueError(f"the pixels of an image must be [H, W, 3] uint8, but are {list(plain.shape)} {plain.dtype}")
     return DecodedImage.of_rows(plain)
 
 

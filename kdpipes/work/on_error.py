@@ -91,7 +91,7 @@ class OnError(ErrorHandler):
         self._num_looking = 0
         self._path = None if path is None else Path(path).absolute()
         if self._path is not None and not self._path.parent.is_dir():
-            raise FileNotFoundError(must_be("path", "in a folder that exists", path))
+            raise FileNotFoundError(must_be("path", "a file in an existing folder", path))
 
     def __call__(self, sample: Sample) -> Sample:
         return sample

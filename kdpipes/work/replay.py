@@ -76,7 +76,7 @@ def _sample_key_of(ctx: Mapping[str, Any]) -> SampleKey:
     if not isinstance(entry, Mapping) or not set(entry) <= {"seed", "epoch", "ordinal"}:
         raise ChainError(f"The entry 'draw' of the ctx must be as kdpipes recorded it, but is {entry!r} instead.")
     if not isinstance(ctx.get("early_draws", {}), Mapping):
-        raise ChainError("The entry 'early_draws' of the ctx must be as kdpipes recorded it.")
+        raise ChainError("Entry 'early_draws' of the ctx has been changed. Pass the ctx as kdpipes recorded it.")
     return SampleKey.from_entry(entry, replayed=ctx)
 
 

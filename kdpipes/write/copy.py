@@ -164,7 +164,7 @@ def _settle(url: str, root: Path, relative: str, num_workers: int) -> CopyResult
     """Copy the folder `relative` from `url` to `root` unless it is complete."""
     folder = root / relative
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{str(folder)!r} is a file; a folder is needed.")
+        raise NotADirectoryError(f"{str(folder)!r} is a file. Pass a folder.")
     state = state_of(folder, root)
     parts = _copied_parts(folder) if state == "own" else None
     if parts is None and state in ("complete", "own"):

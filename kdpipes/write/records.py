@@ -221,7 +221,7 @@ def _counts(index: ShardIndex) -> tuple[int, int]:
 def _claimed(folder: Path, header: Header) -> Iterator[None]:
     """Make the folder one for these records, and lock it; wait for another process that writes there."""
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{str(folder)!r} is a file; a folder is needed.")
+        raise NotADirectoryError(f"{str(folder)!r} is a file. Pass a folder.")
     folder.mkdir(parents=True, exist_ok=True)
     if _check_claim(folder, header) and not os.access(folder, os.W_OK):
         yield  # complete records may be in a folder that cannot be written; if they are not, the first part raises

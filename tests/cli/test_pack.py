@@ -93,7 +93,7 @@ def test_fields_are_written_and_called_as_options_say(photo_folder: Path, tmp_pa
         ("--encode y=png", "`--encode y=FORMAT`"),
         ("--extension x=cls", "Choose another: `--extension"),
         ("--on-error quarantine", "`--quarantine FILE` must be given with `--on-error quarantine`, and only then."),
-        ("--on-error quarantine --quarantine none/bad.jsonl", "`--quarantine` must be in a folder that exists"),
+        ("--on-error quarantine --quarantine none/bad.jsonl", "`--quarantine` must be a file in an existing folder"),
         ("--shuffle -1", "`--shuffle` must be an integer of at least 0"),
         ("--max-bytes 0", "`--max-bytes` must be an integer of at least 1"),
     ],

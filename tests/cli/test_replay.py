@@ -112,7 +112,7 @@ REJECTED = {
     "users_chains.py:none": "users_chains.py does not define 'none'",
     "no_such_module:chain": "No module named 'no_such_module'",
     "no_such_file.py:chain": "There is no file 'no_such_file.py'",
-    "users_chains:undealt": "The chain has no `deal`, and so no batches",
+    "users_chains:undealt": "The chain has no batches",
     "users_chains:broken": "the folder of photos is empty",
     "users_chains:chain --batch 3": "Epoch 0 has no batch 3",
     "users_chains:chain --batch -1": "`batch` must be an integer of at least 0, but is -1",

@@ -135,7 +135,7 @@ def test_files_and_shards_are_shown(photo_folder: Path, photo_shards: str, end: 
 
 
 def test_arguments_that_make_no_sense_are_rejected() -> None:
-    with pytest.raises(kdp.ChainError, match="The chain has no `deal`, and so no batches"):
+    with pytest.raises(kdp.ChainError, match="The chain has no batches"):
         replay_grid(kdp.from_dataset(PHOTOS))
     with pytest.raises(IndexError, match="Epoch 1 has no batch 3"):
         replay_grid(chain(), epoch=1, batch=3)

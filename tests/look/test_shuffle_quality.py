@@ -84,7 +84,7 @@ def test_it_prints_and_is_plain_data() -> None:
 
 
 def test_a_chain_without_batches_is_an_error() -> None:
-    with pytest.raises(kdp.ChainError, match="no `deal`"):
+    with pytest.raises(kdp.ChainError, match="has no batches"):
         shuffle_quality(numbers())
     with pytest.raises(kdp.ChainError, match="fewer than two samples"):
         shuffle_quality(numbers(1).deal(batch_size=1))

@@ -159,7 +159,7 @@ def test_an_unknown_class_is_rejected_with_the_closest() -> None:
 
 def test_targets_are_numbers_or_names_but_not_both() -> None:
     for make in (lambda: kdp.from_dataset([("a", 0)]), lambda: IterableWrapper([("a", 0)]).to_samples(fields="x y")):
-        with pytest.raises(ValueError, match="to numbers or to names, not to both"):
+        with pytest.raises(ValueError, match="a mapping to numbers, or one to names, not to both"):
             make().map_classes({0: "bird", 1: 2})
 
 

@@ -137,7 +137,7 @@ def test_draws_follow_the_weights_and_the_seed() -> None:
 @pytest.mark.parametrize(
     ("build", "error", "words"),
     [
-        (lambda: weighted([1.0], [0, 1]), ValueError, "one for each of 2 samples, but there are 1"),
+        (lambda: weighted([1.0], [0, 1]), ValueError, "one weight for each of 2 samples, but has 1"),
         (lambda: weighted([0.0, 0.0], [0, 1]), ValueError, "only 0 have a weight above 0"),
         (lambda: weighted([1, 0], [0, 1], replacement=False), ValueError, "must draw 2 of 2 samples, but only 1"),
         (lambda: weighted([-1.0, 1.0], [0, 1]), ValueError, "finite and at least 0"),
@@ -252,5 +252,5 @@ def test_weights_by_function_are_checked_in_each_epoch() -> None:
         rows.sample_weighted(lambda epoch: {0: 1.0}, redraw=False)
     with pytest.raises(ValueError, match="finite and at least 0"):
         len(rows.sample_weighted(lambda epoch: [1, 1, 1, -1]))
-    with pytest.raises(ValueError, match="`weights` must be one for each of 4 samples"):
+    with pytest.raises(ValueError, match="`weights` must have one weight for each of 4 samples"):
         len(rows.sample_weighted(lambda epoch: [1]))

@@ -192,7 +192,7 @@ def test_class_names_without_an_order_are_an_error(names: Any) -> None:
 
 
 def test_class_names_that_come_twice_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"`class_names` must be without duplicates.*'a' occurs more than once"):
+    with pytest.raises(ValueError, match=r"`class_names` must be unique.*'a' occurs more than once"):
         kdp.from_ids(["1", "2"], ["a", "b"], load="{id}", class_names=["a", "b", "a"])
 
 

@@ -311,7 +311,7 @@ def test_a_type_that_is_registered_comes_back(registered: Any) -> None:
     registered("box", Box, lambda box: (box.top,), lambda plain: Box(*plain))
     registered("box", Box, lambda box: (box.top,), lambda plain: Box(*plain))  # as when a module is loaded anew
     assert back({"boxes": [Box(3), Box(4)]}) == {"boxes": [Box(3), Box(4)]}
-    with pytest.raises(ValueError, match=r"`tag` must be new, but is 'box' instead\. It stands for Box already"):
+    with pytest.raises(ValueError, match=r"`tag` must be unused, but is 'box' instead\. It already stands for Box"):
         registered("box", Opaque, lambda _: None, lambda _: Opaque())
 
 

@@ -91,7 +91,7 @@ def test_what_is_missing_is_named(folder: str) -> None:
 def test_a_file_in_place_of_a_folder_and_reverse_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"")
-    with pytest.raises(NotADirectoryError, match=r"a\.jpg' is a file; a folder is needed\.$"):
+    with pytest.raises(NotADirectoryError, match=r"a\.jpg' is a file\. Pass a folder\.$"):
         list_files(str(path), (".jpg",))
     with pytest.raises(DataError, match=rf"^'{tmp_path}' is a folder; a file is needed\."):
         read_url(str(tmp_path))

@@ -114,7 +114,7 @@ def test_a_batch_without_a_good_sample_is_an_error_with_ranks() -> None:
 
 
 def test_an_unusable_quarantine_is_reported_at_once(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="`path` must be in a folder that exists"):
+    with pytest.raises(FileNotFoundError, match="`path` must be a file in an existing folder"):
         indexed("quarantine", path=tmp_path / "none" / "bad.jsonl")
     path = tmp_path / "bad.jsonl"
     path.write_text('{"key": "3", "error": "was broken"}\n{"key": "4", "er')  # as a killed process leaves it

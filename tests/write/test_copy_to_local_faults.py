@@ -162,5 +162,5 @@ def test_a_target_that_cannot_be_written_is_an_error(origin: Path, local: Path) 
     with pytest.raises(OSError, match="/proc/kdpipes"):
         copy_to_local(origin, "/proc/kdpipes")
     write(local.parent, {"local": b"a file"})
-    with pytest.raises(NotADirectoryError, match=r"local' is a file; a folder is needed"):
+    with pytest.raises(NotADirectoryError, match=r"local' is a file\. Pass a folder"):
         copy_to_local(origin, local)

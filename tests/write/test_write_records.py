@@ -259,7 +259,7 @@ def test_a_folder_of_something_else_is_rejected_and_kept(tmp_path: Path) -> None
     (tmp_path / "thesis.txt").write_text("done")
     with pytest.raises(kdp.DataError, match=r"no kdpipes records \(it contains 'thesis\.txt'\)\. Choose an empty"):
         kdp.write_records(Birds(), tmp_path)
-    with pytest.raises(NotADirectoryError, match="is a file; a folder is needed"):
+    with pytest.raises(NotADirectoryError, match=r"is a file\. Pass a folder"):
         kdp.write_records(Birds(), tmp_path / "thesis.txt")
     assert contents(tmp_path) == {"thesis.txt": b"done"}
 
