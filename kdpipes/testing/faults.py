@@ -159,8 +159,8 @@ def kill_one_worker() -> bool:
 def full_disk(max_bytes: int = 4096) -> Iterator[None]:
     """Limit the size of files in the block: writing beyond it raises OSError, as on a full disk.
 
-    It applies to this process, and to workers that it forks inside; it does not work on Windows. The error is `EFBIG`, which kdpipes treats like
-    `ENOSPC`.
+    It applies to this process, and to workers that it forks inside; it does not work on Windows. The error is `EFBIG`,
+    which kdpipes treats like `ENOSPC`.
 
     Example:
         >>> with full_disk(100), open("large.bin", "wb", buffering=0) as file:

@@ -101,7 +101,7 @@ def test_a_pipe_that_counts_for_itself_is_found() -> None:
 
 def test_a_chain_without_deal_is_an_error() -> None:
     for check in (check_elastic, check_resumable, check_exactly_once):
-        with pytest.raises(kdp.ChainError, match="no `deal`"):
+        with pytest.raises(kdp.ChainError, match="has no batches"):
             check(numbers().select("x"))
 
 
