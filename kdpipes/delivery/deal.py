@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.bulk import Bulk, BulkReader
+from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, must_be, without_notes
 from kdpipes.core.iter_pipe import seed_upstream
@@ -157,7 +157,6 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             uneven=uneven,
         )
         self._layout = self._cut.layout
-        self._bulk_reader = BulkReader()
         self._configure(shuffle, seed, ranks)
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch.utils.data import IterDataPipe, get_worker_info
 
-from kdpipes.core.bulk import Bulk, BulkReader
+from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import IterPipe, seed_stream, with_lost_shards
@@ -155,7 +155,6 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
         self.continues = num_batches is not None
         self._kept = KeptLanes()
-        self._bulk_reader = BulkReader()
         self._num_together = 0  # how many work pipes at the end work on the samples of a batch together
         self._has_warned = False  # that batches were dropped
         self._configure(shuffle, seed, ranks)

@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.iter import Batcher
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.datapipes.map import Batcher as IndexedBatcher
 
+from kdpipes.core.bulk import BulkReader
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.core.iter_pipe import IterPipe, Streaming
@@ -117,6 +118,7 @@ class Dealer(Resumable):
         self._shuffle: Shuffle = shuffle
         self._seed = check_seed(seed)
         self._epochs = EpochCounter()
+        self._bulk_reader = BulkReader()
         self._first_batch = 0
         self._resumed: int | None = None  # the epoch of `_first_batch`; None means the next one
         self._stands: tuple[int, int] | None = None  # the next epoch and batch; None before the epoch begins
@@ -369,6 +371,7 @@ class Dealer(Resumable):
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
         dealer.source, dealer._epochs = self.source.source if is_selected else self.source, EpochCounter()
+        dealer._bulk_reader = BulkReader()  # it finds out what the source can do
         dealer._seed, dealer._seen, dealer._is_limited = self._seed if seed is None else seed, seen, False
         dealer.set_epoch(epoch)
         dealer.start_at(first, listener)

@@ -216,6 +216,16 @@ def test_samples_that_fail_are_left_out(reads_at_once: Any) -> None:
     assert 32 <= reads_at_once() < SIZE
 
 
+def test_looking_at_whole_samples_does_not_slow_the_chain(reads_at_once: Any) -> None:
+    chain = kdp.from_dataset(ITEMS).transform("x", jittered).select("x").deal(batch_size=10)
+    expected = plain(chain)
+    chain.set_epoch(0)
+    assert chain.whole_samples(0, 1)[3].key == "13"
+    reads_at_once()
+    assert plain(chain) == expected
+    assert reads_at_once() == SIZE
+
+
 def test_samples_in_quarantine_are_not_tried(reads_at_once: Any, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"key": "7", "error": "odd"}\n')
     pipe = kdp.from_dataset(ITEMS).on_error("quarantine", path=tmp_path / "bad.jsonl").select("x", bare=True)
