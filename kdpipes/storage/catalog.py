@@ -7,7 +7,7 @@ import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -57,6 +57,7 @@ HasCopy = Callable[[str, Version], bool]
 CopyOf = Callable[[str, Version], str | None]
 
 _NUM_THREADS, _NUM_THREADS_LOCAL = 16, 4
+_STEP_S = 1.0  # after which Python sees a Ctrl-C that it has missed
 _SMALL = 1 << 18  # bytes of storage that are read in the time of a request
 _AT_ONCE = 512  # samples whose members are requested at a time
 _NUM_READINGS = 3  # of a shard that arrives damaged
@@ -142,6 +143,9 @@ def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Res
             coming.extend(threads.submit(partial(read, url)) for url in islice(rest, num_ahead - len(coming)))
             if not coming:
                 return
+            # Python misses a Ctrl-C that arrives just before a wait without a limit, until that wait ends.
+            while not wait((coming[0],), _STEP_S).done:
+                pass
             yield coming.popleft().result()
     finally:
         for future in coming:
