@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def num_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return items
 
     monkeypatch.setattr(BulkReader, "read", counted)
+    monkeypatch.setattr("kdpipes.core.bulk._SLOW_S", math.inf)  # a busy machine must not decide how samples are read
     return numbers
 
 
