@@ -102,7 +102,7 @@ class Cacher(Operation):
             sample: The sample, which is changed and returned.
             base: The digest that identifies its values.
             calls: Watches the functions upstream while they are called.
-            added: Called when the cache has a new entry.
+            added: A function that is called when the cache has a new entry.
         """
         scope = sample.scope()
         if sample.draw.replayed is not None:  # a replayed sample may use other parameters upstream

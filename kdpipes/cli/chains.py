@@ -98,9 +98,9 @@ def replay(
     CHAIN is module:name or file.py:name, a pipe or a function that makes it. The module is run.
 
     Args:
-        seed: Seed of the epoch.  [default: that of the chain's deal]
-        epoch: Number of the epoch.
-        batch: Number of the batch.
+        seed: The seed of the epoch.  [default: that of the chain's deal]
+        epoch: The number of the epoch.
+        batch: The number of the batch.
         field: Field of images.
         out: Picture to write.
 

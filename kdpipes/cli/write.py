@@ -48,7 +48,7 @@ def pack(
     an interrupted run, call it again in the same way; --on-error may be added.
 
     Args:
-        max_samples: Number of samples in a shard.
+        max_samples: The number of samples in a shard.
         max_bytes: Largest size of a shard.
         shuffle: Write the samples in a random order, given by a seed.
         num_workers: Processes; 0 writes in this one.
@@ -117,9 +117,9 @@ def records(
     is a local folder. To resume an interrupted run, call it again in the same way.
 
     Args:
-        num_parts: Number of files.
+        num_parts: The number of files.
         shuffle: Shuffle samples over the parts.
-        seed: Seed of the shuffle.
+        seed: The seed of the shuffle.
         num_workers: Processes; 0 writes in this one.
 
     Examples:

@@ -26,7 +26,7 @@ class Lazy:
     """The value of a field that is computed once, when it is first read.
 
     Args:
-        load: Called as `load(sample, *values)` with the values of `inputs`.
+        load: A function that is called as `load(sample, *values)` with the values of `inputs`.
         inputs: The values that this one is computed from.
         what: A description for the note on an error, such as "reading field 'x'".
         scope: The fields of the sample that `load` gets, if they are not the current ones.
@@ -100,8 +100,8 @@ class Lazy:
         """Wrap the function that computes the value, and those of the values that it is computed from.
 
         Args:
-            wrapped: Called with the function and its description; returns the new function. If it returns None, the
-                value and its inputs are left unchanged.
+            wrapped: A function that takes a function and its description, and returns a new function. If it returns
+                None, the value and its inputs are left unchanged.
         """
         if self._value is UNLOADED and (load := wrapped(self._load, self._what)) is not None:
             self._load = load

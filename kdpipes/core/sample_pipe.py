@@ -86,7 +86,7 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
 
     Args:
         source_datapipe: A pipe of samples.
-        operation: Called with each sample; changes and returns it.
+        operation: A function that changes each sample and returns it.
         name: The functional name, for errors.
     """
 
@@ -159,7 +159,7 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
 
     Args:
         source_datapipe: A pipe of samples.
-        operation: Called with each sample; changes and returns it.
+        operation: A function that changes each sample and returns it.
         name: The functional name, for errors.
     """
 
@@ -367,7 +367,7 @@ def register_operation(
     Args:
         name: The functional name.
         definition: The function or class whose signature and docstring the method gets.
-        make: Called with the arguments of the method; returns the operation.
+        make: A function that takes the arguments of the method, and returns the operation.
         pipes: The classes for indexed sources and for streams, called as `pipe(source_datapipe, operation, name)`.
     """
     signature = inspect.signature(definition)

@@ -50,14 +50,14 @@ class Traits:
             runs in the main process, as do all pipes after it.
         gives: What the pipe yields: "samples", "items" as `select` makes them, or "batches".
         item_form: The form of the items; None unless `gives` is "items".
-        needs: Names of the fields that samples must have before the operation, as a set.
-        reads: Names of the fields that the results depend on, as a set; None if that is unknown.
-        changes: Names of the fields whose values change, or that are added, as a set; None if that is unknown.
+        needs: The names of the fields that samples must have before the operation, as a set.
+        reads: The names of the fields that the results depend on, as a set; None if that is unknown.
+        changes: The names of the fields whose values change, or that are added, as a set; None if that is unknown.
         renames: New names of fields, each with a tuple of old names, of which the first that a sample has is renamed.
         random: The name of the part that draws random numbers, so that results differ between epochs; None if no part
             is known to.
         records: The name of the part whose parameters `record_ctx` records; None if there is none.
-        seeds: Names of the functions for which global random generators are seeded.
+        seeds: The names of the functions for which global random generators are seeded.
         freezes: Whether the pipe keeps the first results of random operations upstream for all later epochs.
         is_eager: Whether the operation may load fields when a sample passes. Otherwise, it loads a field only when the
             field is read.

@@ -74,7 +74,7 @@ class WindowedOrder:
     Args:
         shards: The samples by their shards.
         window: The least number of samples of a window, if the source has as many; None: those of 8 shards.
-        key: Seed and epoch.
+        key: The seed and the epoch.
     """
 
     def __init__(self, shards: ShardOrder, window: int | None, key: tuple[int, int]) -> None:

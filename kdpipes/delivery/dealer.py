@@ -292,11 +292,11 @@ class Dealer(Resumable):
 
         Args:
             batch: The number of a batch of this rank.
-            listener: Called for each batch before it is made.
+            listener: A function that is called for each batch before it is made.
             cursors: Where the lanes of the stream stood after the last batch before that, of those that are known.
-            report_turn: Called before the batches of each turn of the lanes if other ranks wait for this one: with the
-                number of the turn's first batch, and for each lane whether it has samples for the turn, and where it
-                stood before.
+            report_turn: A function that is called before the batches of each turn of the lanes if other ranks wait for
+                this one, with the number of the turn's first batch, and for each lane whether it has samples for the
+                turn, and where it stood before.
         """
         self._first_batch, self._resumed = batch, None
         self._resume_cursors = cursors
@@ -340,8 +340,8 @@ class Dealer(Resumable):
         Args:
             epoch: The number of the epoch.
             batch: The number of the batch.
-            seed: Used instead of the dealer's seed.
-            seen: Called with each sample before it is loaded.
+            seed: The seed to use instead of the dealer's.
+            seen: A function that is called with each sample before it is loaded.
         """
         numbers: list[int] = []
         batches = self.whole_batches(
@@ -363,10 +363,10 @@ class Dealer(Resumable):
 
         Args:
             epoch: The number of the epoch.
-            seed: Used instead of the dealer's seed.
-            seen: Called with each sample before it is loaded.
+            seed: The seed to use instead of the dealer's.
+            seen: A function that is called with each sample before it is loaded.
             first: The number of the first batch.
-            listener: Called for each batch before it is made.
+            listener: A function that is called for each batch before it is made.
         """
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
@@ -392,7 +392,7 @@ class Dealer(Resumable):
 
         Args:
             banned: The reasons, by the samples' keys.
-            tell: Called for each sample that is left out, in the process that makes the batch.
+            tell: A function that is called for each sample that is left out, in the process that makes the batch.
         """
         self._banned, self._told_of_skips = dict(banned), tell
 

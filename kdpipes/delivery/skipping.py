@@ -124,8 +124,8 @@ class Skipper:
     Args:
         handler: The operation of `.on_error(...)`.
         banned: The reasons, by key, why samples are not even tried: workers have died while making them.
-        tell: Called with each sample that is left out.
-        seen: Called with each sample before its fields are loaded.
+        tell: A function that is called with each sample that is left out.
+        seen: A function that is called with each sample before its fields are loaded.
         limits: Counts skipped samples; None if a loader counts them.
     """
 

@@ -112,8 +112,8 @@ class _OnStream:
 
     Args:
         device: The device.
-        copy: Called in the thread with a function and a batch; returns the batch with the function applied to its
-            tensors.
+        copy: A function that takes a function and a batch, in the thread, and returns the batch with the function
+            applied to its tensors.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ class Message:
         is_last: Whether the item is the last one of its batch.
         num_samples: How many samples the batch has that the item is the first of.
         cursors: Where the lanes of a stream that the batch was made of stand after it.
-        hashes: Of the samples of a stream that the batch was made of, with its first item.
+        hashes: The hashes of the samples of a stream that the batch was made of, with its first item.
         generation: The number of the assignment that it belongs to; 0 before the first one.
         file: The file that came with it.
     """

@@ -772,7 +772,7 @@ class Batches:
     """The iterator of an epoch. The latest one of a loader gives batches; earlier ones have ended.
 
     Args:
-        take: Called with the iterator; returns its next batch, or raises StopIteration.
+        take: A function that is called with the iterator; returns its next batch, or raises StopIteration.
 
     Attributes:
         is_fresh: Whether it has not been asked for a batch yet.

@@ -298,7 +298,7 @@ class Agreement:
 
         Args:
             plan: The lanes.
-            lanes: Of this rank's lanes, whether they have samples for the turn, and their cursors.
+            lanes: Whether each of this rank's lanes has samples for the turn, and its cursor.
 
         Raises:
             RuntimeError: Another rank has failed.

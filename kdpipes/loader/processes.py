@@ -77,7 +77,7 @@ class WorkerProcess:
         """Start a process.
 
         Args:
-            context: Of multiprocessing.
+            context: The context of multiprocessing.
             payload: The chain.
             options: How it works.
         """

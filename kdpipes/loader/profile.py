@@ -149,7 +149,7 @@ class Row(NamedTuple):
     """The work of one pipe.
 
     Args:
-        place: Of the pipe among `Measured.pipes`; None is the way from a worker to the main process.
+        place: The place of the pipe among `Measured.pipes`; None is the way from a worker to the main process.
         what: What it does, where that is measured for itself: "applying 'resize' to field 'x'".
         seconds: Without what pipes upstream take.
         calls: How often it was called.

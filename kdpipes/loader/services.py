@@ -145,7 +145,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         """Seed stock pipes by the number of the epoch, in place of DataLoader2's generator.
 
         Args:
-            seed_of: Called with the number of an epoch.
+            seed_of: A function that is called with the number of an epoch.
         """
         self._seed_of = seed_of
 

@@ -57,7 +57,7 @@ class Checkpointer:
 
     Args:
         chain: What runs in the workers.
-        num_workers: On which the numbers of items depend where no `deal` gives them.
+        num_workers: The number of workers; without `deal`, the numbers of items depend on it.
         pipes: The chain's fingerprints, if they are known.
         is_part: Whether the states may be those of one worker of torch's loaders. Its last batch does not end the
             epoch, which it would leave while others are still in it.

@@ -41,7 +41,7 @@ class Position(NamedTuple):
             is dealt.
         offset: How many items of that batch have been delivered, where a batch becomes several items after `deal`.
         cursors: Where the lanes of a stream stand, as far as that is known.
-        hashes: Of the samples of a stream in the batch that the last item begins.
+        hashes: The hashes of the samples of a stream in the batch that the last item begins.
     """
 
     epoch: int = 0

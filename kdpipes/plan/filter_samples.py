@@ -74,8 +74,8 @@ class SampleFilterMapDataPipe(PlanPipe):
         source_datapipe: A pipe of samples, indexed or a stream.
         columns: The name of a field, or a list of names. `"json.width"` is the entry `"width"` of the field `"json"`.
             `"key"` is the key of the sample.
-        keep: Called with one NumPy array `[n]` for each column. It returns `[n] bool`: which samples to keep. It must
-            depend on its arguments alone.
+        keep: A function that takes one NumPy array `[n]` for each column, and returns `[n] bool`: which samples to
+            keep. It must depend on its arguments alone.
 
     Length: the number of samples that are kept; not known on a stream.
 

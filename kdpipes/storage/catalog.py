@@ -251,8 +251,8 @@ def make_index(
     """Index a shard, and write the index beside it, or to the local cache if the storage is read-only.
 
     Args:
-        url: Of the tar.
-        version: Of the tar, if it is known.
+        url: The URL of the tar.
+        version: The version of the tar, if it is known.
         with_checksums: Whether to read all contents, too, and keep their checksums.
         columns: The names of the columns to keep.
     """
@@ -285,7 +285,7 @@ def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> Sh
     only the members that the columns need are read.
 
     Args:
-        url: Of the tar.
+        url: The URL of the tar.
         with_checksums: Whether to read all contents of a local shard, too, and keep their checksums.
         columns: The names of the columns to keep.
     """
@@ -454,10 +454,10 @@ class ShardSeen:
     """The contents of a shard.
 
     Args:
-        url: Of the shard.
+        url: The URL of the shard.
         num_bytes: Its size.
-        state: Of its index: "fresh", "stale" (of another shard), "damaged", "missing"; "impossible" for a compressed
-            tar, which has no positions.
+        state: The state of its index: "fresh", "stale" (of another shard), "damaged", "missing"; "impossible" for a
+            compressed tar, which has no positions.
         index: The contents; None if the shard was not read. Of a compressed tar, the sizes are right and the offsets
             mean nothing.
     """
@@ -472,7 +472,7 @@ def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSe
     """Yield the contents of each shard, in order. Nothing is written, beside the shards or to the local cache.
 
     Args:
-        urls: Of tars, which may be compressed.
+        urls: The URLs of tars, which may be compressed.
         scan: Whether to read shards without a fresh index: of local plain tars the headers, of others everything.
     """
     return in_order(partial(_seen, scan=scan), urls)

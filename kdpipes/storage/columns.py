@@ -78,8 +78,8 @@ class ColumnBuilder:
     """Collects the columns of one shard, sample by sample.
 
     Args:
-        url: Of the shard, for errors.
-        names: Of the columns: fields, "cls", or entries of fields, "json.width".
+        url: The URL of the shard, for errors.
+        names: The names of the columns: fields, "cls", or entries of fields, "json.width".
     """
 
     def __init__(self, url: str, names: Iterable[str]) -> None:
@@ -95,8 +95,8 @@ class ColumnBuilder:
         """Add a sample.
 
         Args:
-            key: Of the sample.
-            contents: Of its members, by field; those that are not needed may be left out.
+            key: The key of the sample.
+            contents: The contents of its members, by field; those that are not needed may be left out.
 
         Raises:
             DataError: A member cannot be decoded, or a value cannot be kept.

@@ -73,7 +73,7 @@ class Version(NamedTuple):
     """What distinguishes the contents of a file from earlier ones.
 
     Args:
-        size: In bytes; -1 if it is unknown.
+        size: The size in bytes; -1 if it is unknown.
         tag: The kind and value of its ETag or modification time; empty if the storage has neither.
     """
 
@@ -362,7 +362,7 @@ def replace_file(path: Path, content: bytes, *, is_synced: bool = False) -> None
     """Write a file atomically; an existing file is replaced.
 
     Args:
-        path: Of the file.
+        path: The path of the file.
         content: All of it.
         is_synced: Whether the content is on the disk before the name is, so that a loss of power cannot part them.
     """

@@ -61,7 +61,7 @@ def run_jobs(
     has begun.
 
     Args:
-        function: Called with a job.
+        function: A function that is called with a job.
         jobs: The arguments of the calls.
         executor: Runs the jobs: from `concurrent.futures`, Dask (`client.get_executor()`), mpi4py, ...
         num_workers: Without an executor, the number of processes; 0 runs the jobs in this process. With an executor,

@@ -126,8 +126,8 @@ def read_span(path: str, offset: int, size: int, version: Version | None = None)
     """Return `size` bytes of a file from `offset` on, or fewer at its end. The last 64 files stay mapped.
 
     Args:
-        path: Of the file.
-        offset: Of the first byte.
+        path: The path of the file.
+        offset: The offset of the first byte.
         size: The number of bytes.
         version: The version that the file had when it was indexed; others are an error.
 

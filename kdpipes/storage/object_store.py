@@ -86,7 +86,7 @@ class ObjectFiles:
         Args:
             method: Its name.
             timeout: How many seconds the storage may be silent; None is without limit.
-            path: Of the object.
+            path: The path of the object.
             options: The keyword arguments of the method.
 
         Raises:

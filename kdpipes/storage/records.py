@@ -138,10 +138,10 @@ class Records:
     """The contents of a folder, according to the indexes of its parts.
 
     Args:
-        paths: Of the parts.
-        sizes: Of the parts, in bytes.
+        paths: The paths of the parts.
+        sizes: The sizes of the parts, in bytes.
         parts: The number of the part of each sample, `[n]`.
-        keys: Of the samples, `[n]`.
+        keys: The keys of the samples, `[n]`.
         fields: The places of each field, `[n]`; or its values, `[n] int64`, where all samples have an integer: labels.
         class_names: The names of the classes 0, 1, ...
     """

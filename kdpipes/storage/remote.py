@@ -413,7 +413,7 @@ class RemoteStream:
     forked process starts its own.
 
     Args:
-        url: Of the file.
+        url: The URL of the file.
         num_ahead: How many chunks to read ahead until the first one has been read.
     """
 

@@ -296,7 +296,7 @@ class NeededShards:
     """The order in which an epoch needs shards, and which of them it has reached.
 
     Args:
-        shards: In order of need; one that is needed again later appears again.
+        shards: The shards in order of need; one that is needed again later appears again.
         untils: For each shard, the last place in this order that is begun before the epoch is done with it; by default
             its own place.
     """

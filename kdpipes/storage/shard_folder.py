@@ -48,8 +48,8 @@ class Shard(NamedTuple):
     """A remote shard, as it was when its index was read.
 
     Args:
-        url: Of the tar.
-        version: Of the tar.
+        url: The URL of the tar.
+        version: The version of the tar.
         is_checked: Whether the index has a checksum of each member. Readers compare it with what they read.
     """
 
@@ -81,9 +81,9 @@ class StoredFile(NamedTuple):
     """A file in the folder.
 
     Args:
-        path: Of the file.
+        path: The path of the file.
         name: The shard's.
-        size: Of the whole shard in bytes: a part needs room for all of it.
+        size: The size of the whole shard in bytes; a part needs room for all of it.
         used: When it was used last.
     """
 
@@ -290,7 +290,7 @@ def download(
         submit: Starts to read a range.
         range_size: The size of a range in bytes.
         num_ranges: How many are under way; at most so many are lost when the process is killed.
-        is_wanted: Called after each range; returns whether to go on.
+        is_wanted: A function that is called after each range, and returns whether to go on.
     """
     earlier, due = None, md5_of(shard.version)
     for _ in range(2):

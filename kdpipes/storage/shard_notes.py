@@ -34,7 +34,7 @@ class SavedNotes:
         class_names: The names of the classes 0, 1, ...
         stops: The position of the chain at which each shard ends, as far as it is known.
         shards: The numbers of samples and bytes of each shard, once all shards are complete.
-        format: Of the notes.
+        format: The format of the notes.
     """
 
     job: dict[str, Any]

@@ -224,10 +224,10 @@ def index_shard(
 
     Args:
         url: A path or URL.
-        version: Of the tar.
+        version: The version of the tar.
         with_checksums: Whether to read all contents and keep their CRC-32.
         columns: The names of the columns to keep, such as "json.width".
-        checksum: Of hashlib; updated with all bytes of a remote tar.
+        checksum: A hash object of hashlib, updated with all bytes of a remote tar.
 
     Raises:
         DataError: The tar is truncated, damaged, compressed, or not a tar; or a column cannot be kept.

@@ -184,7 +184,7 @@ def slow_consumer(batches: Iterable[Any], step: Callable[[Any], Any] = lambda ba
 
     Args:
         batches: A loader, or an iterator of one.
-        step: Called with each batch.
+        step: A function that is called with each batch.
     """
     for batch in batches:
         step(batch)

@@ -227,7 +227,7 @@ class SourceFile(NamedTuple):
         url: Its URL.
         filesystem: The file system that holds it.
         path: Its path there.
-        size: In bytes; -1 if unknown.
+        size: The size in bytes; -1 if unknown.
         tag: Changes with its content.
     """
 
@@ -468,7 +468,7 @@ def write_whole(
         chunks: The content.
         size: The expected size in bytes; -1 if it is unknown.
         draft: The path until then, on the same file system; None is hidden beside `target`.
-        advance: Called with the number of bytes after each chunk.
+        advance: A function that is called with the number of bytes after each chunk.
 
     Raises:
         DataError: The size is different.

@@ -348,7 +348,7 @@ def make_or_leave_out(
 
     Args:
         fetch: Returns the sample, or fails.
-        make: Called with the sample; it may fail, too.
+        make: A function that is called with the sample; it may fail, too.
         position: Names a sample that has no key yet.
         handler: The chain's error handler (see `Chain.error_handler`), or None.
         once: Whether a sample that is tried again is written down once only.
