@@ -44,7 +44,7 @@ lint: install  ## style and types
 
 docs: .venv/.docs  ## build the documentation into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo Built: site/index.html
+	@echo 'Built: site/index.html. To search it, run `python -m http.server --directory site`.'
 
 .venv-bench/.installed: pyproject.toml $(CONSTRAINTS) benchmarks/peers.txt benchmarks/install_peers.py
 	test -x $(BENCH)/python || $(PYTHON) -m venv .venv-bench

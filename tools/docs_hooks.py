@@ -18,6 +18,7 @@ from api_pages import api_pages
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)#]+)\)")
+_FOUND_FIRST = "---\nsearch:\n  boost: 5\n---\n"  # a search for a pipe should begin with its documentation
 
 
 def files_outside(page: Path, text: str) -> Iterator[tuple[str, Path]]:
@@ -38,7 +39,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for path, text in api_pages().items():
-        files.append(File.generated(config, path, content=text))
+        files.append(File.generated(config, path, content=_FOUND_FIRST + text))
     linked = {target for page in DOCS.rglob("*.md") for _, target in files_outside(page, page.read_text())}
     for target in sorted(linked):
         files.append(File.generated(config, copied_to(target), abs_src_path=str(target)))
