@@ -164,7 +164,7 @@ class FileLayout(NamedTuple):
 
     Args:
         num_digits: The number of digits that stand for folders.
-        digits_per_folder: How many of them name one folder.
+        digits_per_folder: The number of digits that name one folder.
     """
 
     num_digits: int

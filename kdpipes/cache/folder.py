@@ -252,7 +252,7 @@ class RemoteFolder:
 
     Args:
         url: The folder, which need not exist.
-        access: How to reach it.
+        access: How to reach the storage.
     """
 
     def __init__(self, url: str, access: Access) -> None:

@@ -71,7 +71,7 @@ def sweep(waits_for: str | None = None) -> bool:
     """Remove the folders that no process holds, and return whether some are held.
 
     Args:
-        waits_for: What the names of folders begin with that are waited for.
+        waits_for: The beginning of the names of the folders to wait for.
     """
     is_held = False
     for path in root().glob(f"{prefix()}*") if CAN_HOLD else ():

@@ -269,7 +269,7 @@ class CacheFound(NamedTuple):
         place: `name=...`, a folder or a URL.
         layout: "lmdb" or "files".
         entries: The number of entries.
-        bytes: Their size.
+        bytes: The size of the entries in bytes.
         num_samples: The number of samples of a complete cache; None if it is not complete.
     """
 
@@ -285,8 +285,9 @@ class CacheChecked(NamedTuple):
 
     Args:
         entries: The number of entries.
-        damaged: How many of them are damaged.
-        healed: How many of those were written again: the list of samples, of which a cache has two copies.
+        damaged: The number of damaged entries.
+        healed: The number of damaged entries that were written again: the list of samples, of which a cache has two
+            copies.
     """
 
     entries: int

@@ -33,7 +33,7 @@ class CacheStats(NamedTuple):
         misses: How often a value had to be loaded.
         bytes: The size of the cache.
         entries: The number of entries in the cache.
-        healed: How many damaged entries were replaced.
+        healed: The number of damaged entries that were replaced.
     """
 
     hits: int = 0

@@ -56,8 +56,8 @@ def index(
     """Index tar shards, so that they open at once.
 
     Writes NAME.tar.index beside each shard, or into the local cache if that place is read-only. An index holds the
-    offsets, classes and checksums of the members, and the columns. Existing indexes are replaced; the columns that they
-    keep stay. The indexes of remote shards are also written into one object for each folder, kdpipes.index, so that
+    offsets, classes and checksums of the members, and the columns. Existing indexes are replaced; their columns are
+    kept. The indexes of remote shards are also written into one object for each folder, kdpipes.index, so that
     many shards open with a few requests.
 
     URLS are paths or fsspec URLs of plain tars, with brace ranges or globs.

@@ -28,7 +28,7 @@ def entry_of(value: Any, path: str, name: str) -> Any:
     Args:
         value: The dictionary.
         path: The keys, like "size.width".
-        name: What errors call the entry.
+        name: The name of the entry in errors.
 
     Raises:
         DataError: There is something other than a dictionary on the way.

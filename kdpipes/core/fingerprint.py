@@ -109,7 +109,7 @@ def hash_value(value: Any, *, globals: bool, most: int = sys.maxsize) -> tuple[b
             classes, and the globals that those read in turn. Libraries then count by name and version. A global that
             the same function assigns, such as a counter, does not count, nor does an attribute that is None or an
             open file.
-        most: How many entries of a longer sequence count, besides its length.
+        most: The number of entries of a longer sequence that count, besides its length.
     """
     hasher = _Hasher(follows_globals=globals, most=most)
     if isinstance(value, IterDataPipe | MapDataPipe):
@@ -130,7 +130,7 @@ class _Node:
     Args:
         value: The object. Holding it ensures that no other object gets its address.
         read_as: The name of the closure variable or global through which it was reached.
-        place: How many objects were found before.
+        place: The number of objects that were found before.
         num_together: The number of parts of an entry if the order of entries does not matter; otherwise 0.
         parts: The parts of the object.
     """

@@ -264,7 +264,7 @@ def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
         pipe: The pipe, which is not seeded itself.
         seed: The seed of all epochs.
         epoch: The epoch number, from 0.
-        round: How often the stream has already been read in this epoch.
+        round: The number of times that the stream has been read in this epoch.
     """
     for place, upstream in enumerate(Chain.of(pipe).pipes[1:]):
         _seed(upstream, seed, epoch, (place, round))

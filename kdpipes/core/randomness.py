@@ -393,7 +393,7 @@ class GlobalUse:
         Args:
             key: The key that the seeds derive from.
             function: The function.
-            args: Its arguments.
+            args: The arguments of the function.
             is_watched: Whether the caller needs to know if the function draws.
             kwargs: More arguments.
 

@@ -123,7 +123,7 @@ class ClassEpoch:
     Args:
         order: The samples by class.
         layout: The classes and samples of a batch.
-        sharding: Which rank this is, of how many: batch b of rank r of R is batch b * R + r of all.
+        sharding: The number of this rank, and of all ranks: batch b of rank r of R is batch b * R + r of all.
         key: The seed and the epoch.
     """
 

@@ -50,7 +50,7 @@ class ByLength:
         given = {name: check_count(name, limit) for name, limit in self.limits.items() if limit is not None}
         if len({name.startswith(_GLOBAL) for name in given}) != 1:
             raise ValueError(
-                "`deal(batch_by=...)` takes `max_tokens` or `batch_size` or both; or `global_max_tokens` or "
+                "`deal(batch_by=...)` takes `max_tokens`, `batch_size` or both; or `global_max_tokens`, "
                 f"`global_batch_size` or both; but got {' and '.join(f'`{name}`' for name in given) or 'none of them'}."
             )
         object.__setattr__(self, "limits", given)

@@ -72,7 +72,8 @@ class SourceOrder:
                 if length < count
             )
             raise DataError(
-                f"A batch needs {count} samples of source {number} of `mix`, but it has {length} in an epoch."
+                f"A batch needs {count} samples of source {number} of `mix`, but an epoch has only {length} of them. "
+                "Use smaller batches, or give this source a smaller weight."
             )
 
     def __len__(self) -> int:

@@ -241,7 +241,7 @@ class SourceCut(Cut):
 
     Args:
         layout: The sizes of batches.
-        shares: What the mix asks for.
+        shares: The shares of the sources that the mix asks for.
         is_shuffled: Whether each epoch has its own order.
     """
 

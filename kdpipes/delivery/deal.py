@@ -211,9 +211,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         """Return the items of a batch.
 
         Args:
-            positions: Where they are in the source.
+            positions: The positions of the samples in the source.
             epoch: The epoch number.
-            ordinals: Their positions in the dealt epoch.
+            ordinals: The positions of the samples in the dealt epoch.
             size: The number of samples in the epoch. Larger ordinals are padding.
             batch: The number of the batch.
         """

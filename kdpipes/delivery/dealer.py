@@ -42,7 +42,7 @@ class Dealt:
 
     Args:
         number: Among those of this rank.
-        num_samples: How many it has.
+        num_samples: The number of its samples.
         cursors: Where the lanes of a stream that it was made of stand after it; empty where pipes upstream hold samples
             back.
         hashes: What identifies the samples of a stream, 8 bytes each, as they are made; see `hash_of_sample`.

@@ -51,9 +51,9 @@ class Cursor(NamedTuple):
 
     Args:
         shard: The number of the shard, among those of the lane; counted on from pass to pass with `num_batches`.
-        place: How many samples of that shard have been read.
-        num_samples: How many samples have been read in all.
-        num_batches: How many batches the lane, or the whole stream, has yielded so far.
+        place: The number of samples of that shard that have been read.
+        num_samples: The number of samples that have been read in all.
+        num_batches: The number of batches that the lane, or the whole stream, has yielded so far.
     """
 
     shard: int
@@ -267,7 +267,7 @@ class KeptLanes:
         owner: The pipe that runs the lanes.
         plan: The lanes.
         lanes: The lanes by number, except after an error or an epoch that was left early.
-        cursors: Where they stand.
+        cursors: Where the lanes stand.
     """
 
     def __init__(

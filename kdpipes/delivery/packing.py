@@ -171,7 +171,7 @@ class PackEpoch:
 
     Args:
         packs: The rows.
-        layout: How to divide them into batches.
+        layout: How to divide the rows into batches.
         sharding: The rank and the number of ranks.
         key: The seed and the epoch of a shuffled order; None if the epoch is not shuffled, or only counted.
     """

@@ -186,8 +186,8 @@ class Skipper:
         Args:
             epoch: The number of the epoch.
             batch: The number of the batch that is being read.
-            key: What the shard is called in keys.
-            index: How many samples the stream has given before.
+            key: The name of the shard in keys.
+            index: The number of samples that the stream has given before.
             error: Why.
         """
         if isinstance(error, ImportError) or not self._handler.tolerates(error):

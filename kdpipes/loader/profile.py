@@ -167,13 +167,13 @@ class WorkerTimes(NamedTuple):
     """What one worker has measured.
 
     Args:
-        worker: Its number.
-        process: Its process's.
-        num_items: How many it has made.
-        work_s: How long it has worked for them.
-        idle_s: How long it has waited until they were wanted.
-        events: Pieces of work, for a trace: place, what, start and end.
-        batches: Those that were measured: number, start and end.
+        worker: The number of the worker.
+        process: The ID of its process.
+        num_items: The number of items that it has made.
+        work_s: The time for which it has worked on them, in seconds.
+        idle_s: The time for which it has waited until they were wanted, in seconds.
+        events: The pieces of work, for a trace: place, what, start and end.
+        batches: The measured batches: number, start and end.
     """
 
     worker: int

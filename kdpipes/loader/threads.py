@@ -26,7 +26,7 @@ class InlineWorker(Worker):
 
     Args:
         chain: The chain.
-        options: How it works.
+        options: The options of the worker.
     """
 
     def __init__(self, chain: Any, options: Options) -> None:
@@ -106,7 +106,7 @@ class ThreadWorker(Worker):
 
     Args:
         chain: The copy.
-        options: How it works.
+        options: The options of the worker.
     """
 
     def __init__(self, chain: Any, options: Options) -> None:

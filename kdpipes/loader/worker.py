@@ -39,7 +39,8 @@ class Position(NamedTuple):
         epoch: The number of the epoch, from 0.
         number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
             is dealt.
-        offset: How many items of that batch have been delivered, where a batch becomes several items after `deal`.
+        offset: The number of items of that batch that have been delivered, where a batch becomes several items after
+            `deal`.
         cursors: Where the lanes of a stream stand, as far as that is known.
         hashes: The hashes of the samples of a stream in the batch that the last item begins.
     """
@@ -94,7 +95,7 @@ class Assignment:
     """What a worker receives when an epoch begins.
 
     Args:
-        position: Where it begins.
+        position: The position at which the worker begins.
         seeds: The seeds of this worker's stock pipes: `Seeds`, or torchdata's `SeedGenerator` in a DataLoader2.
         banned: Why samples are to be left out, by key.
     """
@@ -163,7 +164,7 @@ class Producer:
     Args:
         chain: The copy; it is sharded here.
         worker: The number of the worker.
-        num_workers: How many there are.
+        num_workers: The number of workers.
     """
 
     def __init__(self, chain: Any, worker: int, num_workers: int) -> None:
@@ -183,7 +184,7 @@ class Producer:
         """Make the items of one epoch, and send each; to be resumed for the next one.
 
         Args:
-            assignment: Where to begin.
+            assignment: What the worker does, and where it begins.
             first_epoch: The number of the chain's first epoch, which the assignment's is counted from.
             send: Takes the messages, in order.
         """

@@ -48,7 +48,7 @@ class Packed(NamedTuple):
     """A batch on its way.
 
     Args:
-        stream: Its pickle; None if that is the first of the arrays, because it is long.
+        stream: The pickle of the batch; None if that is the first of the arrays, because it is long.
         places: Where each array begins and ends.
         buffer: The shared buffer that the arrays are in; None if they are in `content`.
         content: The arrays.
@@ -170,7 +170,7 @@ class Sender:
 
     Args:
         link: The socket to the main process.
-        options: How the worker works.
+        options: The options of the worker.
     """
 
     def __init__(self, link: socket.socket, options: Options) -> None:

@@ -155,7 +155,7 @@ def inspect_data(places: Sequence[str], *, num_samples: int = 3, scan: bool = Tr
 
     Args:
         places: One folder, or paths or fsspec URLs of tars, with brace ranges or globs.
-        num_samples: How many of the first samples are listed.
+        num_samples: The number of samples to list, from the first.
         scan: Whether to read shards without a fresh index: the headers of plain local tars, the whole of all others.
 
     Raises:

@@ -73,18 +73,18 @@ class PipeTime(NamedTuple):
     """The time of one pipe.
 
     Args:
-        pipe: Its name. Names in brackets are not pipes of the chain: "(sending)" to the main process, and the "(deal)"
-            with which an indexed chain is measured.
+        pipe: The name of the pipe. Names in brackets are not pipes of the chain: "(sending)" to the main process, and
+            the "(deal)" with which an indexed chain is measured.
         kind: The kind of its work: "storage", "plan", "decoding", "transforms", "cache", "transfer" (batches, and their
             way from a worker to the main process), "device".
         is_main: Whether it runs in the main process, after the workers.
-        share: Its share of the time of all pipes.
-        seconds: Its time in all workers together, without the time of pipes upstream.
+        share: The pipe's share of the time of all pipes.
+        seconds: The pipe's time in all workers together, without the time of pipes upstream.
         calls: The number of samples that it made; after `deal`, of batches.
         num_bytes: The size of its results, as far as it is known.
         hits: The number of fields that a cache had.
         misses: The number of fields that a cache did not have.
-        steps: Its steps, if they are measured separately.
+        steps: The steps of the pipe, if they are measured separately.
     """
 
     pipe: str

@@ -99,7 +99,7 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
     Args:
         source_datapipe: A chain with `deal`.
         epoch: The number of the epoch, from 0. It is compared with the next one.
-        max_samples: How many samples of an epoch to compare, from its start.
+        max_samples: The number of samples to compare, from the start of an epoch.
 
     Raises:
         ChainError: There is no `deal` in the chain, or an epoch has fewer than two samples.

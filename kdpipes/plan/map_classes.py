@@ -111,7 +111,7 @@ class _Mapping:
 
         Args:
             label: The old label.
-            table: The new labels by the old ones.
+            table: A mapping from old labels to new ones.
             key_of: A function that returns the sample's key, for an error.
             names: The names of the old classes, for an error; None if they are unknown.
         """

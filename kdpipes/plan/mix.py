@@ -115,7 +115,7 @@ class SourceShare(NamedTuple):
 
     Args:
         size: The number of samples of the source.
-        num_samples: How many samples of the mix are from this source.
+        num_samples: The number of samples of the mix that are from this source.
         share: That number, divided by the length of the mix.
         num_epochs: How often each sample of the source is used in the epoch, on average.
     """

@@ -155,7 +155,7 @@ class _Texts(Sequence[str]):
 
     Args:
         values: The column.
-        folder: What relative paths are relative to.
+        folder: The folder that relative paths start from.
     """
 
     def __init__(self, values: Any, folder: str = "") -> None:

@@ -455,7 +455,7 @@ class ShardSeen:
 
     Args:
         url: The URL of the shard.
-        num_bytes: Its size.
+        num_bytes: The size of the shard in bytes.
         state: The state of its index: "fresh", "stale" (of another shard), "damaged", "missing"; "impossible" for a
             compressed tar, which has no positions.
         index: The contents; None if the shard was not read. Of a compressed tar, the sizes are right and the offsets

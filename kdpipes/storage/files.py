@@ -252,7 +252,7 @@ def list_files(root: str, suffixes: Sequence[str], found: Iterable[str] = ()) ->
     Args:
         root: A path or URL.
         suffixes: The ends of the names.
-        found: All files, if a listing is known.
+        found: The files of a listing, if one is known.
     """
     found = found or (_list_local(root) if is_local(root) else list_versions(root))
     return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and "/." not in f"/{path}")
@@ -363,7 +363,7 @@ def replace_file(path: Path, content: bytes, *, is_synced: bool = False) -> None
 
     Args:
         path: The path of the file.
-        content: All of it.
+        content: The whole content of the file.
         is_synced: Whether the content is on the disk before the name is, so that a loss of power cannot part them.
     """
     with draft_of(path) as draft:

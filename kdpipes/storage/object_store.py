@@ -84,7 +84,7 @@ class ObjectFiles:
         new to the process, so each of them is a page fault (1.1 s of CPU per GB without the copy, 2.9 s with it).
 
         Args:
-            method: Its name.
+            method: The name of the method.
             timeout: How many seconds the storage may be silent; None is without limit.
             path: The path of the object.
             options: The keyword arguments of the method.

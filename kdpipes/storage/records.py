@@ -54,7 +54,7 @@ class Header(NamedTuple):
     """The content of `records.json`, which is written before the parts.
 
     Args:
-        num_parts: How many parts belong to the folder.
+        num_parts: The number of parts in the folder.
         source: The hash of everything that the records depend on.
         class_names: The names of the classes 0, 1, ...
     """

@@ -192,7 +192,7 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
 
     Args:
         filesystem: An fsspec file system.
-        method: Its name, such as "info" or "cat_file".
+        method: The name of the method, such as "info" or "cat_file".
         url: The URL that errors name.
         args: Positional arguments of the method.
         num_bytes: The size of the answer; large answers get more time.

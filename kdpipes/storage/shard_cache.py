@@ -43,9 +43,9 @@ class ShardCache:
 
     Args:
         folder: The folder; None is `shards` in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`).
-        max_bytes: Its maximum size, with unfinished shards; None is half of what is free there.
-        num_ahead: How many shards beyond the one that is read are downloaded ahead of need.
-        num_ranges: How many requests are under way at a time.
+        max_bytes: The maximum size of the cache, with unfinished shards; None is half of what is free there.
+        num_ahead: The number of shards to download ahead of the one that is read.
+        num_ranges: The number of requests under way at a time.
         range_size: The size of a request in bytes.
     """
 

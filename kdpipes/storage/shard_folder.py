@@ -82,9 +82,9 @@ class StoredFile(NamedTuple):
 
     Args:
         path: The path of the file.
-        name: The shard's.
+        name: The name of the shard.
         size: The size of the whole shard in bytes; a part needs room for all of it.
-        used: When it was used last.
+        used: When the file was last used.
     """
 
     path: Path
@@ -289,7 +289,7 @@ def download(
         file: A file with the beginning of this version of the shard, open for appending and held alone.
         submit: Starts to read a range.
         range_size: The size of a range in bytes.
-        num_ranges: How many are under way; at most so many are lost when the process is killed.
+        num_ranges: The number of ranges under way; at most so many are lost when the process is killed.
         is_wanted: A function that is called after each range, and returns whether to go on.
     """
     earlier, due = None, md5_of(shard.version)

@@ -70,8 +70,8 @@ class Seen(NamedTuple):
     """What is known of an existing shard.
 
     Args:
-        num_bytes: Its size; -1 if it is unknown.
-        num_samples: None if it is unknown.
+        num_bytes: The size of the shard in bytes; -1 if it is unknown.
+        num_samples: The number of samples; None if it is unknown.
     """
 
     num_bytes: int

@@ -135,7 +135,7 @@ class TarEntry(NamedTuple):
 
     Args:
         name: The path, UTF-8 with surrogate escapes.
-        offset: Where its content begins.
+        offset: Where the content of the member begins.
         size: The length of its content in bytes.
         kind: Files have content of their own; links have none, sparse files have holes in it.
     """

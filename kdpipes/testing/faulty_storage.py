@@ -40,7 +40,7 @@ class StorageStats(NamedTuple):
         requests: The number of requests, including listings and `info`.
         bytes_asked: The number of bytes that were requested.
         bytes_delivered: The number of bytes that came.
-        bytes_repeated: How many of these had come before, for the same place of the same path.
+        bytes_repeated: The number of these bytes that had been delivered before.
         faults: The number of requests that each kind of fault has hit.
     """
 

@@ -78,7 +78,7 @@ class CopyResult(NamedTuple):
         was_deleted: Whether an incomplete copy of something else, or of an older state, was removed.
         was_zip: Whether zips were unpacked.
         num_files: The number of files written.
-        num_bytes: Their size in bytes.
+        num_bytes: The size of the files in bytes.
     """
 
     path: Path
@@ -223,12 +223,12 @@ class SourceFile(NamedTuple):
     """A file to be copied.
 
     Args:
-        name: Its path below the source, with "/".
-        url: Its URL.
+        name: The path of the file below the source, with "/".
+        url: The URL of the file.
         filesystem: The file system that holds it.
-        path: Its path there.
+        path: The path of the file on its file system.
         size: The size in bytes; -1 if unknown.
-        tag: Changes with its content.
+        tag: A text that changes with the content of the file.
     """
 
     name: str

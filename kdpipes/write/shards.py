@@ -79,7 +79,7 @@ class ShardsResult(NamedTuple):
     Args:
         urls: The shards, in order.
         num_samples: The number of samples in them.
-        num_bytes: Their size in bytes.
+        num_bytes: The size of the shards in bytes.
         num_found: The number of shards that an earlier run had written.
         num_left_out: The number of samples that `on_error` has left out in this run.
         class_names: The names of the classes 0, 1, ..., if the chain knows them: `kdp.open_shards(class_names=...)`.

@@ -252,7 +252,7 @@ def test_an_empty_source_has_no_batches() -> None:
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"batch_by": "length"}, ValueError, "takes `max_tokens` or `batch_size`.*but got none of them"),
+    ({"batch_by": "length"}, ValueError, "takes `max_tokens`, `batch_size` or both.*but got none of them"),
     ({"max_tokens": 5}, TypeError, "`batch_by` must be the name of a field"),
     ({"batch_by": "length", "max_tokens": 0}, ValueError, "`max_tokens` must be"),
     (

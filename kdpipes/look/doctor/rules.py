@@ -54,11 +54,11 @@ class Finding(NamedTuple):
     """One thing that is wrong with a chain or could be better.
 
     Args:
-        code: Its kind, in a few words: "shuffle-after-batch".
+        code: The kind of the finding, in a few words: "shuffle-after-batch".
         severity: "error": the data or the run are wrong; "warning": they will be in some set-up, or it is slow for no
             gain; "hint": it could be better.
         pipe: The pipe that it is about.
-        what: What there is.
+        what: What was found.
         why: Why that is bad.
         fix: What to do.
     """
