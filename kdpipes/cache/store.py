@@ -182,8 +182,8 @@ def claim_by(
     the clocks of machines differ.
 
     Args:
-        create: Writes the record unless it exists, and returns what it holds then.
-        replace: Writes the record.
+        create: A function that writes the record unless it exists, and returns what it holds then.
+        replace: A function that writes the record.
         remove: Deletes the record, if it exists.
         waits: Whether to wait while another process holds the claim.
     """

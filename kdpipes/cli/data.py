@@ -30,7 +30,7 @@ def copy(
 
     Args:
         relative_path: Copy only this folder of both.
-        num_workers: Files copied at a time.
+        num_workers: The number of files copied at a time.
 
     Examples:
       kdpipes copy photos local

@@ -102,7 +102,7 @@ def read_samples(
     """Return fields of samples that a pipe makes one by one, so that pipes downstream can work on many at once.
 
     Args:
-        fetch: Returns the sample at a position.
+        fetch: A function that returns the sample at a position.
         names: The names of the fields; besides them, "key" and "index".
         positions: The positions of the samples.
         bulk: The random keys of the samples.
@@ -158,7 +158,7 @@ class BulkReader:
             source: The pipe that the items come from.
             positions: The positions of the samples.
             bulk: The random keys of the samples.
-            make: Makes a part of the items one by one: from a place in `positions` up to another one.
+            make: A function that makes a part of the items one by one: from a place in `positions` up to another one.
         """
         items: list[Any] = []
         while self._size and _LEAST <= len(positions) > len(items):

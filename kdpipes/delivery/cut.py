@@ -203,7 +203,7 @@ class OwnCut(EqualCut):
 
     Args:
         layout: The sizes of batches.
-        order: Returns the positions of an epoch.
+        order: A function that returns the positions of an epoch.
     """
 
     def __init__(self, layout: Layout, order: OwnOrder) -> None:

@@ -160,7 +160,8 @@ class Lane:
         items: The samples, not yet loaded.
         again: The samples of the lane again and again, without end, for padding.
         size: The number of samples in a piece.
-        place: Returns where the items stand, as the first three numbers of a cursor; None if no cursor resumes them.
+        place: A function that returns where the items stand, as the first three numbers of a cursor; None if no cursor
+            resumes them.
         cursor: Where the first of the items stands; None is the start.
     """
 
@@ -209,8 +210,8 @@ class Passes(Iterator[Any]):
     """The samples of a lane, pass after pass, without end.
 
     Args:
-        begin: Returns the items of a pass by its number, from a cursor on (None is the start), and the shards whose
-            cursor can resume them; None if a pipe holds samples back.
+        begin: A function that returns the items of a pass by its number, from a cursor on (None is the start), and the
+            shards whose cursor can resume them; None if a pipe holds samples back.
         num_shards: The number of the lane's shards, by which a cursor counts on from pass to pass.
         cursor: Where to begin.
     """

@@ -31,7 +31,7 @@ class ContinuedOrder:
     Args:
         size: The number of samples of a pass, at least 1.
         start: The number of samples of all earlier epochs.
-        order_of: Returns the order of a pass by its number; None where positions are in order.
+        order_of: A function that returns the order of a pass by its number; None where positions are in order.
     """
 
     def __init__(self, size: int, start: int, order_of: Callable[[int], Any] | None) -> None:

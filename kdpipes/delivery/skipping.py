@@ -126,7 +126,7 @@ class Skipper:
         banned: The reasons, by key, why samples are not even tried: workers have died while making them.
         tell: A function that is called with each sample that is left out.
         seen: A function that is called with each sample before its fields are loaded.
-        limits: Counts skipped samples; None if a loader counts them.
+        limits: The limits that count skipped samples; None if a loader counts them.
     """
 
     def __init__(
@@ -156,8 +156,8 @@ class Skipper:
         Args:
             sample_key: The key of the delivered sample.
             batch: The number of its batch.
-            fetch: Returns the sample, not loaded.
-            finish: Returns the item that the chain makes of it.
+            fetch: A function that returns the sample, not loaded.
+            finish: A function that returns the item that the chain makes of it.
         """
         sample: Any = None
         try:

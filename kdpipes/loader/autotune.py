@@ -113,10 +113,10 @@ class Tuner:
     Args:
         num_workers: The fixed number of workers; None to find it.
         prefetch: The fixed number of batches that each makes ahead; None to find it.
-        clock: Returns the time in seconds.
+        clock: A function that returns the time in seconds.
         cores: The number of cores for this process.
-        memory: Returns how many bytes more workers may take, or None.
-        child_memory: Returns how many bytes the largest worker takes.
+        memory: A function that returns how many bytes more workers may take, or None.
+        child_memory: A function that returns how many bytes the largest worker takes.
 
     Attributes:
         setting: The setting that is used now.

@@ -769,7 +769,7 @@ def _torchdata_seeds(seed: int) -> Any:
 
 
 class Batches:
-    """The iterator of an epoch. The latest one of a loader gives batches; earlier ones have ended.
+    """The iterator of an epoch. Only the latest iterator of a loader yields batches; earlier ones have ended.
 
     Args:
         take: A function that is called with the iterator; returns its next batch, or raises StopIteration.

@@ -452,7 +452,7 @@ class _ItemPipe(Streaming[Any], IterDataPipe[Any]):
     """The items of an iterator as a pipe.
 
     Args:
-        begin: Returns the iterator of the next epoch.
+        begin: A function that returns the iterator of the next epoch.
     """
 
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:

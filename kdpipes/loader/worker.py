@@ -186,7 +186,7 @@ class Producer:
         Args:
             assignment: What the worker does, and where it begins.
             first_epoch: The number of the chain's first epoch, which the assignment's is counted from.
-            send: Takes the messages, in order.
+            send: A function that takes the messages, in order.
         """
 
         def skip(skipped: Skip) -> None:

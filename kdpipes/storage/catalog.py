@@ -77,8 +77,8 @@ def open_catalog(
         names: The names of the shards in keys.
         has_copy: Whether a version of a shard is in the local cache. If its index is there as well, the shard opens
             even if its storage cannot be reached.
-        copy_of: Returns the path of a copy of a remote shard that has no index, which may be made now, or None. The
-            copy is indexed, so that no byte is read twice.
+        copy_of: A function that returns the path of a copy of a remote shard that has no index, which may be made now,
+            or None. The copy is indexed, so that no byte is read twice.
     """
     is_here = all(map(is_local, urls))
     joined = _joined(urls, {}, {}, has_copy, copy_of) if is_here else _shared(urls, has_copy, copy_of)

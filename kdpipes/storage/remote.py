@@ -126,7 +126,8 @@ class RangeReader:
         max_bytes: The maximum number of bytes kept; beyond that, spans that were prefetched first are dropped.
         max_spent: The maximum number of bytes kept that have been read as often as they were prefetched.
         num_threads: The maximum number of requests under way.
-        read: Reads a span that was prefetched, in place of `read_range`: its whole file, if all spans are whole files.
+        read: A function that reads a span that was prefetched, in place of `read_range`: its whole file, if all spans
+            are whole files.
     """
 
     def __init__(

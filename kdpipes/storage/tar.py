@@ -78,7 +78,7 @@ def read_members(
 
     Args:
         url: A path or URL.
-        open_stream: Opens a remote tar.
+        open_stream: A function that opens a remote tar.
         max_member_bytes: The maximum size of a member; a small compressed file can hold very large members.
 
     Raises:

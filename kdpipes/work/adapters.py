@@ -130,7 +130,7 @@ class _Tree:
         transform: The user's transform, which is not modified.
         package: The package of the containers.
         containers: The names of the classes that only call other transforms in turn.
-        unit: Makes a unit of any other transform.
+        unit: A function that makes a unit of any other transform.
     """
 
     def __init__(

@@ -344,12 +344,12 @@ def duplicate_error(key: str, where: str) -> DataError:
 def make_or_leave_out(
     fetch: Callable[[], Sample], make: Callable[[Sample], Made], *, position: int, handler: Any, once: bool = False
 ) -> Made | None:
-    """Return what `make` makes of a sample, or None if the chain's `on_error` leaves the sample out.
+    """Return the result of `make` for a sample, or None if the chain's `on_error` leaves the sample out.
 
     Args:
-        fetch: Returns the sample, or fails.
+        fetch: A function that returns the sample, or fails.
         make: A function that is called with the sample; it may fail, too.
-        position: Names a sample that has no key yet.
+        position: The position that names a sample without a key.
         handler: The chain's error handler (see `Chain.error_handler`), or None.
         once: Whether a sample that is tried again is written down once only.
     """

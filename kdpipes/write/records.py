@@ -120,7 +120,7 @@ def write_records(
             path and a number, which become the fields `x`, the bytes of the file, and `y`.
         class_names: The names of the classes 0, 1, ...; by default those of the chain.
         num_workers: The number of processes that write; 0 writes in this process.
-        executor: Writes the parts instead: any executor whose workers see `folder` under the same path.
+        executor: An executor that writes the parts instead: any one whose workers see `folder` under the same path.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for the files
             of a data list. Workers get them; no `repr`, state, fingerprint or error contains them.
 

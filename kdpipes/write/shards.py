@@ -148,7 +148,7 @@ def write_shards(
         key: A function that takes a sample and returns its key, which is not changed. An invalid key is an error.
         num_workers: The number of processes that write shards; 0 writes in this process. With an executor that does not
             report its size, the number of jobs that it gets at a time.
-        executor: Writes the shards instead: a process pool, Dask's `client.get_executor()`, mpi4py's
+        executor: An executor that writes the shards instead: a process pool, Dask's `client.get_executor()`, mpi4py's
             `MPIPoolExecutor`, or any other `concurrent.futures` executor. Its workers must be able to read the files of
             the chain and write to `urls`.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}`, for `urls`.
