@@ -61,7 +61,7 @@ def _dense(labels: NDArray[Any]) -> tuple[NDArray[np.uint16], int, int] | None:
 
 
 def number_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], Ints]:
-    """Return the different labels in ascending order, and the place of each label among them.
+    """Return the distinct labels in ascending order, and the index among them of each input label.
 
     >>> number_classes(np.array([7, 2, 7]))[0]
     array([2, 7])

@@ -158,9 +158,10 @@ class LocalFolder:
         return [name.replace(os.sep, "/") for name in found]
 
     def totals(self) -> tuple[int, int]:
-        """Return the number and bytes of the entries. A folder that has not changed is not listed again.
+        """Return the number of entries and their total size in bytes.
 
-        What was counted is kept in a hidden file, so that the cost grows with the number of folders, not of entries.
+        Folders that have not changed are not listed again. The counts are kept in a hidden file, so the cost grows with
+        the number of folders, not of entries.
         """
         known: dict[str, Any] = {}
         with suppress(ValueError):

@@ -104,7 +104,8 @@ def _made_and_held(path: str) -> int | None:
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             os.close(lock)
             raise PermissionError(
-                f"{path!r} belongs to another user, or other users can access it. Pass another `name=`."
+                f"{path!r} belongs to another user, or other users can access it. Pass another `name=`, or run "
+                f"`chmod 700` on it if it is yours."
             )
         fcntl.flock(lock, fcntl.LOCK_SH)
         if is_at(path, lock):

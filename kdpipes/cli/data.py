@@ -25,11 +25,11 @@ def copy(
     Copies a folder, a zip or a folder of zips. A complete copy is used as it is, even if the source is gone; an
     interrupted copy is resumed.
 
-    GLOBAL is a path or fsspec URL of the data set; train.zip may stand for the folder train. LOCAL is the folder
-    of the copy.
+    GLOBAL is a path or fsspec URL of the data set; if it is the folder train and only train.zip exists, that is
+    extracted. LOCAL is the folder of the copy.
 
     Args:
-        relative_path: Copy only this folder of both.
+        relative_path: A folder inside GLOBAL; only this is copied, to the same place inside LOCAL.
         num_workers: The number of files copied at a time.
 
     Examples:
@@ -40,7 +40,7 @@ def copy(
     JSON:
       {"path": "/scratch/birds", "was_copied": true, "was_deleted": false, "was_zip": false,
        "num_files": 160, "num_bytes": 812345}
-      was_deleted: an incomplete copy of an older state was removed first.
+      was_deleted: whether an incomplete copy, of other data or of an older version, was removed first.
     """
     from kdpipes.write.copy import copy_to_local
 

@@ -73,8 +73,8 @@ class Streaming(Pipe, Generic[Item]):
         numbers depend on the seed of `deal`, the epoch, the batch and this operation. Before `deal`, they depend on the
         position in the stream. The global generators of `random`, NumPy and torch are seeded for each call and restored
         afterwards, and threads take turns. A function with a parameter `rng` gets a `numpy.random.Generator` instead;
-        for a function with an attribute `is_random = False`, nothing is seeded. After any other stock pipe, and after
-        `to_device`, `.map` is torch's own and seeds nothing.
+        for a function with an attribute `is_random = False`, nothing is seeded. After any other built-in torch pipe,
+        and after `to_device`, `.map` is torch's own and seeds nothing.
 
         Args:
             fn: The function.

@@ -163,7 +163,9 @@ class MapPipe(Pipe, MapChain):
             return self.finish(self.fetch(position))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `pipe[i]` return sample i of an epoch. Without this and without `deal`, all epochs are the same.
+        """Make `pipe[i]` return sample i of an epoch.
+
+        If neither this method nor `deal` is used, random transforms repeat in every epoch.
 
         Persistent workers of torch's DataLoader have a copy of the pipe, which this method does not change.
 

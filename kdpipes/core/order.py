@@ -42,7 +42,8 @@ class Order:
         """Return the order upstream of a pipe.
 
         Args:
-            mapping: A function from positions to the positions upstream, as many or fewer.
+            mapping: Maps positions in the pipe to positions in its source. It may return fewer than it gets, but not
+                more.
         """
         return Order(lambda: map(mapping, self), is_epoch=self.is_epoch)
 

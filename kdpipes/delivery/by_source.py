@@ -97,7 +97,7 @@ def _counts_in_block(shares: BatchShares, size: int) -> list[int]:
     if not all(counts):
         raise ValueError(
             f"A batch of {size} is too small for the shares of `mix`: source {counts.index(0)} would get no sample. "
-            "Use larger batches, or larger weights."
+            "Use a larger batch size, or give this source a larger share."
         )
     return counts
 

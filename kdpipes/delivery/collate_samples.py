@@ -268,10 +268,10 @@ def collate(
         )
     if pad is not None:
         kind = type(values[0]).__name__
-        made = "lambda content: np.frombuffer(content, np.uint8)" if kind == "bytes" else "function"
+        made = "lambda content: np.frombuffer(content, np.uint8)" if kind == "bytes" else "to_array"
         raise DataError(
-            f"Field {name!r} holds {kind}, which `pad` cannot fill up. Convert each value to an array before `select`, "
-            f"like `.transform({name!r}, {made})`."
+            f"Field {name!r} contains values of type {kind}, which `pad` cannot pad. Convert each value to an array "
+            f"before `select`, like `.transform({name!r}, {made})`."
         )
     return list(values)
 

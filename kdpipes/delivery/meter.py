@@ -61,7 +61,7 @@ class Meters:
     """The meters of all threads that work on one chain.
 
     Args:
-        num_events: The number of calls of each thread that are kept for a trace.
+        num_events: The maximum number of calls recorded per thread for a trace.
     """
 
     def __init__(self, num_events: int) -> None:

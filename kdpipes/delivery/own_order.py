@@ -133,7 +133,7 @@ class OwnOrder(Fingerprinted):
         positions = positions.astype(np.int64) if positions.shape == (0,) else positions
         if positions.ndim != 1 or positions.dtype.kind not in "iu":
             raise TypeError(
-                f"`order` must give integer positions, `[n] int`, but gave {positions.dtype} of shape "
+                f"`order` must return a 1-D array of integer positions, but returned {positions.dtype} of shape "
                 f"{list(positions.shape)} for epoch {epoch} instead."
             )
         wrong = np.flatnonzero((positions < 0) | (positions >= size))

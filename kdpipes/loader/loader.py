@@ -776,7 +776,7 @@ class Batches:
 
     Attributes:
         is_fresh: Whether it has not been asked for a batch yet.
-        interrupted_at: Where to go on after Ctrl-C; None otherwise.
+        interrupted_at: The position to resume from after Ctrl-C, or None.
         owner: The id of the process that the iterator belongs to.
     """
 

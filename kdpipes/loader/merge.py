@@ -277,7 +277,7 @@ def _as_error(error: BaseException) -> Exception:
 
 
 class Agreement:
-    """Agrees with the other ranks, once in a turn of all lanes, on the batches of that turn: one small sum over gloo.
+    """Agrees with the other ranks on the batches of each turn, in which each lane gives one: one small sum over gloo.
 
     It also gives each rank the cursors of all lanes, so that the state of any rank is that of all. A rank that has died
     is an error after the process group's timeout.

@@ -386,8 +386,8 @@ class ProcessReadingService(ReadingService):
     def _start_workers(self) -> list[Worker]:
         if multiprocessing.current_process().daemon:
             raise RuntimeError(
-                f"Process {multiprocessing.current_process().name!r} is daemonic and may not have worker processes. "
-                "Start it with `daemon=False`, or use `ThreadReadingService`."
+                f"Process {multiprocessing.current_process().name!r} is a daemon process, and daemon processes "
+                "cannot start worker processes. Start it with `daemon=False`, or use `ThreadReadingService`."
             )
         name_classes(self._chain)
         payload, pool = Payload(self._chain), ProcessPool()

@@ -22,7 +22,7 @@ _END: Any = object()
 
 
 class InlineWorker(Worker):
-    """The chain in the thread that asks for items, made when they are asked for.
+    """Runs the chain in the calling thread and makes each item on demand.
 
     Args:
         chain: The chain.
@@ -144,8 +144,8 @@ class ThreadWorker(Worker):
             timeout_s = self._options.timeout_s
             if not queue.changed.wait_for(lambda: queue.messages, timeout_s):
                 raise WorkerError(
-                    f"A worker thread made no batch in {timeout_s:g} s. Threads cannot be ended: where work gets "
-                    "stuck, use `ProcessReadingService`, which replaces the worker."
+                    f"A worker thread made no batch in {timeout_s:g} s. Threads cannot be killed. If a worker "
+                    "can hang, use `ProcessReadingService`, which can replace it."
                 )
             return queue.messages[0]
 

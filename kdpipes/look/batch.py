@@ -102,7 +102,7 @@ def show_batch(
     """Return the images of a batch side by side, with the names of their classes.
 
     Floats are denormalized with `mean` and `std`, or with those of the `Normalize` in the chain. Without either, floats
-    from 0 to 1 are shown as they are, and other values are stretched to black and white.
+    from 0 to 1 are shown as they are, and other values are rescaled, from black (minimum) to white (maximum).
 
     Args:
         batch: What a chain or a loader yields: `(x, y)`, `((x, y), ctx)`, a dictionary, or a list of samples or tuples;
@@ -263,7 +263,8 @@ def replay_grid(
 ) -> Image.Image:
     """Return a picture of one batch: each original image with its recorded crops, and the result beside it.
 
-    The result is that of the work pipes; `mixup` and `cutmix` are left out. Floats are stretched to black and white.
+    The result shows the sample after the per-sample transforms; `mixup` and `cutmix` are not applied. Floats are
+    rescaled, from black (minimum) to white (maximum).
 
     Args:
         source_datapipe: A chain with `deal`. Crops are drawn if `record_ctx` comes before the transforms.

@@ -157,8 +157,8 @@ def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
     chain = next((node for node in reversed(Chain.of(source_datapipe)) if isinstance(node.pipe, MapPipe)), None)
     if chain is None:
         raise ChainError(
-            "`plot_classes` needs an indexed chain: a stream does not know its classes before it is read. "
-            "`kdp.open_shards` is indexed."
+            "`plot_classes` needs an indexed (map-style) chain, because the classes of a stream are unknown until it "
+            "has been read. Use `kdp.open_shards`, or another indexed source."
         )
     after, before = _counts([chain]), _counts(_before_plan(chain))
     is_planned = any(node.traits.is_plan for node in Chain.of(chain.pipe))

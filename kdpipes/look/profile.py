@@ -101,7 +101,7 @@ class PipeTime(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """Where the time of a chain goes: prints as a table, shows as one in notebooks.
+    """Where a chain spends its time: a table, in a terminal and in notebooks.
 
     Args:
         pipes: The time of each pipe, from the source on.
@@ -109,11 +109,12 @@ class Profile:
         num_samples: The number of their samples, if `deal` counts them.
         num_workers: The number of workers; 0 if the loop makes the batches itself.
         loop_s: The duration of the loop.
-        wait_s: The part of it spent waiting for batches (or making them, without workers).
-        main_s: The part of it spent in pipes after the workers, such as `to_device`.
-        work_s: The working time of all workers together.
-        idle_s: The time that all workers together waited for the loop.
+        wait_s: The part of `loop_s` spent waiting for batches (or making them, without workers).
+        main_s: The part of `loop_s` spent in pipes that run after the workers, such as `to_device`.
+        work_s: The time that the workers were busy, summed over all workers.
+        idle_s: The time that the workers waited for the loop to take batches, summed over all workers.
         workers: The reports of each worker, for the trace.
+        names: The names of all pipes of the chain, from the source on, for the trace.
     """
 
     pipes: tuple[PipeTime, ...]

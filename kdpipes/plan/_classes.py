@@ -44,7 +44,8 @@ def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
         place = int(labels.argmax())
         raise DataError(
             f"The source has names for {len(names)} classes, {', '.join(names)}, but sample "
-            f"{source.fetch(place).key!r} has class {labels[place]}. The first name is that of class 0."
+            f"{source.fetch(place).key!r} has class {labels[place]}. Classes are numbered from 0, so "
+            f"labels must be below {len(names)}: add the missing names, or fix the labels."
         )
     return labels
 

@@ -21,7 +21,7 @@ class PermuterMapDataPipe(PlanPipe):
     """Puts the samples into a random order that is the same in every epoch (functional name: ``permute``).
 
     For an order that differs between epochs, use `deal(shuffle=True)`. Unlike torch's `shuffle`, this pipe keeps the
-    columns that plan pipes read.
+    columns (per-sample values such as labels) that plan pipes read.
 
     Args:
         source_datapipe: An indexed pipe of samples.

@@ -110,8 +110,11 @@ class WeightedSamplerMapDataPipe(PlanPipe):
             return np.zeros(0, dtype=np.int32)
         possible = int(np.count_nonzero(weights))
         if possible < (1 if self._replacement else number):
+            hint = "Lower `num_samples`, or pass `replacement=True`."
+            hint = "Give at least one sample a weight above 0." if self._replacement else hint
             raise ValueError(
-                f"`sample_weighted` must draw {number} of {size} samples, but only {possible} have a weight above 0."
+                f"`sample_weighted` must draw {number} samples from a source of {size}, but only {possible} have a "
+                f"weight above 0. {hint}"
             )
         shares = weights
         shares /= shares.sum()

@@ -164,7 +164,8 @@ class CtxRecorder(Operation):
     Each entry is plain data under the name of the operation: `ctx["random_resized_crop"] == {"top": 3, ...}`. The
     second operation of the same name is `random_resized_crop_2`. An entry is recorded when the transform runs, which is
     when its field is read. For callables that draw random numbers without recording parameters, the entry `draw`
-    contains the seed, epoch and ordinal from which the numbers derive.
+    contains what the numbers derive from: the seed, the epoch and the ordinal, which is the place of the sample in the
+    order of the epoch.
 
     Source: KappaData's ctx.
 

@@ -77,8 +77,9 @@ class MemberEncoder(Fingerprinted):
 
     Args:
         fields: The fields to write; None writes all.
-        encode: For a field, a function that returns bytes, or the extension of the format to use.
-        extensions: For a field, the extension, if it should not follow from the field's name and kind.
+        encode: Maps a field name to a function that returns bytes, or to the extension of the format to use.
+        extensions: Maps a field name to its extension, where the default (from the name and the kind of the value)
+            does not fit.
     """
 
     def __init__(
@@ -347,11 +348,11 @@ def make_or_leave_out(
     """Return the result of `make` for a sample, or None if the chain's `on_error` leaves the sample out.
 
     Args:
-        fetch: A function that returns the sample, or fails.
-        make: A function that is called with the sample; it may fail, too.
-        position: The position that names a sample without a key.
+        fetch: A function that returns the sample. It may raise.
+        make: A function that is called with the sample. It may raise.
+        position: The position of the sample, which names it in the log if it has no key.
         handler: The chain's error handler (see `Chain.error_handler`), or None.
-        once: Whether a sample that is tried again is written down once only.
+        once: Whether a sample that fails again is logged only the first time.
     """
     sample = None
     try:

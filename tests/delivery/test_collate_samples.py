@@ -209,7 +209,7 @@ def test_collating_before_deal_says_so() -> None:
 
 
 def test_a_pad_for_what_has_no_shape_is_rejected() -> None:
-    with pytest.raises(kdp.DataError, match=r"Field 'x' holds list, which `pad` cannot fill up"):
+    with pytest.raises(kdp.DataError, match=r"Field 'x' contains values of type list, which `pad` cannot pad"):
         collate([[[1], [2]], [[3]]], name="x", pad=0)
 
 

@@ -206,8 +206,8 @@ process.join()
     status, printed, told = interpreter.run(script)
     assert (status, told) == (0, "")
     assert printed == (
-        "Process 'mine' is daemonic and may not have worker processes. Start it with `daemon=False`, or use "
-        "`ThreadReadingService`.\n2\n"
+        "Process 'mine' is a daemon process, and daemon processes cannot start worker processes. "
+        "Start it with `daemon=False`, or use `ThreadReadingService`.\n2\n"
     )
 
 

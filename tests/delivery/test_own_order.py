@@ -233,7 +233,7 @@ def test_a_state_knows_the_order() -> None:
         ({"shuffle": True, "order": list}, ValueError, "`order` and `shuffle` cannot be given together"),
         ({"order": 3}, TypeError, "`order` must be"),
         ({"order": BatchSampler(SequentialSampler(range(4)), 2, False)}, TypeError, "of samples, not of batches"),
-        ({"order": lambda epoch: [0.5]}, TypeError, "`order` must give integer positions"),
+        ({"order": lambda epoch: [0.5]}, TypeError, "`order` must return a 1-D array of integer positions"),
         ({"order": lambda epoch: [0, 8]}, IndexError, "gave position 8 for epoch 0"),
     ],
 )

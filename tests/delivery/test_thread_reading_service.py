@@ -260,7 +260,7 @@ class Gated(Locked):
 def test_a_thread_that_makes_nothing_is_an_error_with_a_hint() -> None:
     dataset = Gated()
     with threaded(dataset.select("x").deal(2), 1, timeout_s=0.05) as loader:
-        with pytest.raises(kdp.WorkerError, match="Threads cannot be ended"):
+        with pytest.raises(kdp.WorkerError, match="Threads cannot be killed"):
             next(iter(loader))
         dataset.gate.set()
 

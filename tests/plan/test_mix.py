@@ -139,7 +139,11 @@ def test_draws_follow_the_weights_and_the_seed() -> None:
     [
         (lambda: weighted([1.0], [0, 1]), ValueError, "one weight for each of 2 samples, but has 1"),
         (lambda: weighted([0.0, 0.0], [0, 1]), ValueError, "only 0 have a weight above 0"),
-        (lambda: weighted([1, 0], [0, 1], replacement=False), ValueError, "must draw 2 of 2 samples, but only 1"),
+        (
+            lambda: weighted([1, 0], [0, 1], replacement=False),
+            ValueError,
+            "must draw 2 samples from a source of 2, but only 1",
+        ),
         (lambda: weighted([-1.0, 1.0], [0, 1]), ValueError, "finite and at least 0"),
         (lambda: weighted("ab", [0, 1]), TypeError, "`weights` must be numbers"),
         (lambda: weighted({"newt": 1.0}, [0, 1]), ValueError, "among the classes heron, stork"),

@@ -55,9 +55,9 @@ class Finding(NamedTuple):
 
     Args:
         code: The kind of the finding, in a few words: "shuffle-after-batch".
-        severity: "error": the data or the run are wrong; "warning": they will be in some set-up, or the chain is slow
-            for no gain; "hint": it could be better.
-        pipe: The pipe that it is about.
+        severity: "error": the data or the run is wrong; "warning": it will be in some set-up, or the chain is slow for
+            no gain; "hint": it could be better.
+        pipe: The name of the pipe concerned.
         what: What was found.
         why: Why that is bad.
         fix: What to do.
