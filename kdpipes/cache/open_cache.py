@@ -164,7 +164,7 @@ class CacheReaderMapDataPipe(MapPipe):
             if found is None and (rejection := self._store.rejection) is not None:
                 raise DataError(
                     f"The list of samples in the cache {self._url!r} could not be read, because the cache "
-                    f"{rejection.reason}. Check that the cache exists and that this user can read it."
+                    f"{rejection.reason}. {rejection.hint}"
                 )
             if found is None:
                 raise DataError(

@@ -63,7 +63,7 @@ class Rejection(NamedTuple):
         elif "already open in this process" in message:
             hint = "Another pipe of this process opened the cache before its folder was moved: delete that pipe first."
         else:
-            hint = "Give this user write access, or use another place: more room would not help."
+            hint = "Check that this user can read it and write to it, or use another place; more room is no help."
         return cls(f"{what} ({message})", hint)
 
 

@@ -361,7 +361,7 @@ def test_warm_up_of_an_unwritable_cache_is_an_error(
 
     said, warned = on_small_disk(work, 1 << 22, tmp_path / "disk")
     assert re.search(
-        r"it has 1 entries of .*(takes no more|cannot be written) \(.+\)\. .*Give this user write access", said
+        r"it has 1 entries of .*(takes no more|cannot be written) \(.+\)\. .*Check that this user can read it", said
     )
     assert len(warned) == 1
 
