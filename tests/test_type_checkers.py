@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.torchdata_parts import HAS_TORCHDATA
+
 ROOT = Path(__file__).parent.parent
 CHAINS = ROOT / "tests" / "typing" / "chains.py"
 _UNTYPED = "# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls\n"
@@ -15,8 +17,9 @@ _UNTYPED = "# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-cal
 
 def readme(folder: Path) -> Path:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    known = [block for block in blocks if HAS_TORCHDATA or "torchdata" not in block]
     path = folder / "readme.py"
-    path.write_text(_UNTYPED + "\n\n".join(blocks), encoding="utf-8")
+    path.write_text(_UNTYPED + "\n\n".join(known), encoding="utf-8")
     return path
 
 
