@@ -349,6 +349,7 @@ class _Environment:
         size, least = data.stat().st_size, self._least_size
         if size >= least:  # only then can the first pages, which hold the number of pages, be read
             least = (self._env.info()["last_pgno"] + 1) * self._page_size
+            size = data.stat().st_size  # once more: another process may have written between the two
         if size < least:
             self.close_now()
             self._views = _Views()

@@ -440,6 +440,25 @@ def test_a_file_that_was_cut_or_is_none_of_lmdb_is_rejected(tmp_path: Path) -> N
             LmdbStore(folder).get(b"1")
 
 
+def test_a_file_that_grows_while_it_is_checked_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LmdbStore(tmp_path / "cache", is_durable=False)
+    store.put(b"small", [b"x"])
+    data, stat = tmp_path / "cache" / "data.mdb", Path.stat
+    earlier = [stat(data)] * 2  # asked for: which file it is, and how large
+    store.put(b"large", [bytes(1 << 20)])
+    assert stat(data).st_size > earlier[0].st_size
+
+    def stat_late(path: Path, **options: Any) -> os.stat_result:
+        return earlier.pop() if path == data and earlier else stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat_late)  # as if another process had written in between
+    store.check()
+    assert not earlier
+    os.truncate(data, 1 << 14)
+    with pytest.raises(DataError, match="truncated"):
+        store.check()
+
+
 @pytest.mark.parametrize(("wrong", "error"), [(10, ValueError), ("1", TypeError), (True, TypeError)])
 def test_wrong_sizes_are_rejected(tmp_path: Path, wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="`max_bytes` must be an integer of at least 65536"):
