@@ -84,12 +84,14 @@ class StoredFile(NamedTuple):
         path: The path of the file.
         name: The name of the shard.
         size: The size of the whole shard in bytes; a part needs room for all of it.
+        num_bytes: The size of the file in bytes.
         used: When the file was last used.
     """
 
     path: Path
     name: str
     size: int
+    num_bytes: int
     used: float
 
 
@@ -113,7 +115,7 @@ class ShardFolder:
         """Return the maximum size in bytes."""
         if self._max_bytes is None:
             make_cache_folder(self.path)
-            held = sum(entry.path.stat().st_size for entry in self.entries())
+            held = sum(entry.num_bytes for entry in self.entries())
             self._max_bytes = (shutil.disk_usage(self.path).free + held) // 2
         return self._max_bytes
 
@@ -125,7 +127,8 @@ class ShardFolder:
                 match = _NAME.fullmatch(file.name)
                 with suppress(FileNotFoundError):  # another process has just removed or finished it
                     if match is not None:
-                        found.append(StoredFile(Path(file.path), match[1], int(match[2]), file.stat().st_mtime))
+                        status, size = file.stat(), int(match[2])
+                        found.append(StoredFile(Path(file.path), match[1], size, status.st_size, status.st_mtime))
         return found
 
     def has(self, shard: Shard) -> bool:

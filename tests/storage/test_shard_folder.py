@@ -17,6 +17,7 @@ import pytest
 from kdpipes.storage import shard_folder
 from kdpipes.storage.files import HeldFile, Version
 from kdpipes.storage.shard_cache import Shard, ShardCache
+from kdpipes.storage.shard_folder import ShardFolder, StoredFile
 from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import fork, in_child
 from tests.storage.kept_shards import (
@@ -89,6 +90,19 @@ def test_what_is_being_read_stays(storage: FaultyFileSystem, place: Path) -> Non
     assert kept(place, ".tar", ".part") == sorted([a.name, c.name])
     del reader
     assert has_read(cache, b)
+
+
+def test_the_default_limit_bears_shards_that_vanish(storage: FaultyFileSystem, place: Path) -> None:
+    class Shared(ShardFolder):
+        def entries(self) -> list[StoredFile]:
+            found = super().entries()
+            for entry in found:  # as other processes do at any time
+                entry.path.unlink()
+            return found
+
+    assert has_read(made(place), shards()[0])
+    assert Shared(place, None).max_bytes() > 0
+    assert kept(place) == []
 
 
 def test_what_is_removed_takes_no_space_though_it_is_open(storage: FaultyFileSystem, place: Path) -> None:
