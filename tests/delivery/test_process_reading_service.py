@@ -98,7 +98,7 @@ def test_a_users_error_keeps_type_arguments_and_traceback(start_method: str) -> 
         notes = "\n".join(caught.value.__notes__)
         assert "while applying 'explode' to field 'x' of sample '0'" in notes
         assert "In a worker:\nTraceback" in notes
-        assert 'raise Mine(x, "boom")' in notes
+        assert 'raise Mine(x, "boom")' in notes, notes
     [text] = caught.value.args
     assert text.partition("\n")[0] == "local"  # notes follow on Python 3.10
 
