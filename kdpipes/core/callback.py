@@ -7,9 +7,9 @@ import pickle
 import re
 from typing import Any
 
-import cloudpickle
 import torch
 
+from kdpipes.core import pickling
 from kdpipes.core.errors import check_callable
 from kdpipes.core.randomness import GlobalUse, SampleKey, seeded_globals
 from kdpipes.core.sample import Sample
@@ -65,7 +65,7 @@ class Callback:
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (cloudpickle.dumps(self.function),)
+        return _restore, (pickling.dumps(self.function),)
 
 
 def _restore(payload: bytes) -> Callback:

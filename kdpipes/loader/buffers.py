@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kdpipes.core import pickling
 from kdpipes.delivery.batch_memory import allocate, is_channels_last
 from kdpipes.loader.channel import SharedFile
 
@@ -305,8 +305,8 @@ class _DeviceTensorError(TypeError):
     pass
 
 
-class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries no types
-    """cloudpickle's pickler, which also takes lambdas and classes of a notebook; keeps the memory of tensors apart."""
+class _Packer(pickling.Pickler):
+    """Pickles lambdas and classes of a notebook, too, and keeps the memory of tensors apart."""
 
     given: Mapping[int, _Given]
     starts: dict[int, int]  # where the memory of tensors lies in the shared buffer, by the id of their `PickleBuffer`

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, NamedTuple
 
-import cloudpickle
-
+from kdpipes.core import pickling
 from kdpipes.core.activity import read_record
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import WorkerError, add_note
@@ -252,7 +251,7 @@ def name_classes(chain: Any) -> None:
     with sharing():
         for part in [chain, *map(type, Chain.of(chain).pipes), *map(type, held)]:
             with contextlib.suppress(Exception):  # what does not pickle does not matter: forks inherit it
-                cloudpickle.dumps(part)
+                pickling.dumps(part)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import cloudpickle
 from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import Collator, Mapper
 
+from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import Streaming
@@ -515,7 +516,7 @@ class Shipped(Streaming[Any], IterDataPipe[Any]):
         if is_sharing():
             self._copy = Shared(Chain.of(self.chain).copy_streams())  # kept until it has arrived
             return {"copy": self._copy}
-        return {"payload": cloudpickle.dumps(self.chain)}
+        return {"payload": pickling.dumps(self.chain)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.chain = state["copy"].value if "copy" in state else cloudpickle.loads(state["payload"])

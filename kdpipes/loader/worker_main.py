@@ -27,7 +27,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from kdpipes.core import activity
+from kdpipes.core import activity, pickling
 from kdpipes.core.errors import add_note
 from kdpipes.core.processes import ignore_interrupts
 from kdpipes.delivery.batch_memory import make_batches_in
@@ -78,7 +78,7 @@ class Payload:
         return self._chain if self._chain is not None else cloudpickle.loads(self._payload)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_chain": None, "_payload": cloudpickle.dumps(self._chain)}
+        return {"_chain": None, "_payload": pickling.dumps(self._chain)}
 
 
 def work(payload: Payload, link: socket.socket, options: Options) -> None:
@@ -269,11 +269,11 @@ def _packed_error(error: BaseException) -> bytes:
     """Return an error as a pickle, with the traceback as a note; as text, if it cannot be unpickled."""
     lines = add_traceback(error)
     try:
-        payload: bytes = cloudpickle.dumps(error)
+        payload: bytes = pickling.dumps(error)
         if not isinstance(pickle.loads(payload), BaseException):  # noqa: S301 - made in the line above
             raise TypeError("What comes back is not an error.")
     except Exception:
-        payload = cloudpickle.dumps(RuntimeError(f"{type(error).__name__}: {error}\n{lines}"))
+        payload = pickling.dumps(RuntimeError(f"{type(error).__name__}: {error}\n{lines}"))
     return payload
 
 

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import cloudpickle
 import torch
 
+from kdpipes.core import pickling
 from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import current_access, using
@@ -149,11 +150,11 @@ def _in_workers(
             # Gives classes of a notebook their names, so that results are of the same classes. Objects that cannot be
             # pickled raise later, if they have to be pickled.
             with sharing(), contextlib.suppress(Exception):
-                cloudpickle.dumps(function)
+                pickling.dumps(function)
             num_at_once, name, payload = min(num_workers, len(jobs)), _OWN, None
             executor = stack.enter_context(_own_pool(function, num_at_once)) if jobs else None
         else:
-            payload = cloudpickle.dumps(function)
+            payload = pickling.dumps(function)
             if len(payload) > _LARGE:
                 warnings.warn(
                     f"While {what}, {len(payload) / 1e6:.0f} MB of the chain and its functions go with each job. Keep "
@@ -167,7 +168,7 @@ def _in_workers(
         rest = iter(jobs)
         while executor is not None:
             for job in islice(rest, _AHEAD * num_at_once - len(pending)):
-                pending.append((job, executor.submit(_do, name, payload, cloudpickle.dumps(job))))
+                pending.append((job, executor.submit(_do, name, payload, pickling.dumps(job))))
             if not pending:
                 return
             while True:  # wait for the first job, or for the first error of any
@@ -223,15 +224,15 @@ def _do(name: bytes, function: bytes | None, job: bytes) -> tuple[bool, bytes]:
                     del _functions[old]
                 _functions[name] = cloudpickle.loads(function)
             action = _functions[name]
-        return False, cloudpickle.dumps(action(cloudpickle.loads(job)))
+        return False, pickling.dumps(action(cloudpickle.loads(job)))
     except Exception as error:
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
         add_note(error, f"Traceback of the worker:\n{lines}")
         try:
-            payload: bytes = cloudpickle.dumps(error)
+            payload: bytes = pickling.dumps(error)
             cloudpickle.loads(payload)
         except Exception:
-            payload = cloudpickle.dumps(WorkerError(f"{type(error).__name__}: {error}\n{lines}"))
+            payload = pickling.dumps(WorkerError(f"{type(error).__name__}: {error}\n{lines}"))
         return True, payload
 
 
@@ -248,7 +249,7 @@ class _Inherited:
         self.function = function
 
     def __getstate__(self) -> Any:
-        return cloudpickle.dumps(self.function)
+        return pickling.dumps(self.function)
 
     def __setstate__(self, state: bytes) -> None:
         self.function = cloudpickle.loads(state)

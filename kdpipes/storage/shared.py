@@ -15,9 +15,10 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, Generic, TypeVar
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
+
+from kdpipes.core import pickling
 
 __all__ = ["PackedStrings", "Shared", "is_sharing", "sharing"]
 
@@ -60,7 +61,7 @@ class Shared(Generic[Value]):
         if child is not None and hasattr(os, "memfd_create"):
             self._file = self._file or _MemoryFile(self.value)
             return _attach, (self._name, *self._file.for_child(child))
-        return _restore, (self._name, cloudpickle.dumps(self.value, protocol=5))
+        return _restore, (self._name, pickling.dumps(self.value))
 
 
 @contextmanager
@@ -100,7 +101,7 @@ class _MemoryFile:
     def for_child(self, child: Any) -> tuple[Any, bytes, list[tuple[int, int]]]:
         """Return what the process that is being spawned needs to attach; the buffers are written only once."""
         buffers: list[pickle.PickleBuffer] = []
-        payload = cloudpickle.dumps(self._value, protocol=5, buffer_callback=buffers.append)
+        payload = pickling.dumps(self._value, buffer_callback=buffers.append)
         if self._places is None:
             self._places = [self._write(buffer) for buffer in buffers]
         if self._sent is None or self._sent[0]() is not child:

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from itertools import islice, zip_longest
 from typing import Any, Literal
 
-import cloudpickle
 import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.map_pipe import MapPipe
@@ -318,7 +318,7 @@ def _items(pipe: Any) -> list[Any]:
 
 def _copied(pipe: Any) -> Any:
     try:
-        return pickle.loads(cloudpickle.dumps(pipe))  # noqa: S301 - what was pickled here
+        return pickle.loads(pickling.dumps(pipe))  # noqa: S301 - what was pickled here
     except (TypeError, pickle.PicklingError, AttributeError) as error:
         raise AssertionError(
             f"The pipe cannot be pickled: {error}. Open files and connections at first use, and leave "

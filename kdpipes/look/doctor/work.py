@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 from PIL import Image
@@ -16,6 +15,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe
+from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.map_pipe import MapPipe
@@ -299,7 +299,7 @@ def _pickling_error(value: Any) -> str | None:
     """Return why a value cannot be pickled; None if it can."""
     try:
         with sharing():
-            cloudpickle.dump(value, _Sink(), protocol=5)
+            pickling.Pickler(_Sink(), protocol=5).dump(value)
     except _Enough:
         return None
     except Exception as error:  # whatever a user's class raises

@@ -1,0 +1,45 @@
+"""Pickle what users' chains hold: lambdas, closures and classes of a notebook, too."""
+
+from __future__ import annotations
+
+import io
+from collections import ChainMap
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import cloudpickle
+
+__all__ = ["Pickler", "dumps"]
+
+_reduce_plain = cloudpickle.Pickler.dispatch_table[CodeType]
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    make, args = _reduce_plain(code)[:2]
+    return _restore_code, (code.co_filename, make, args)
+
+
+def _restore_code(filename: str, make: Callable[..., CodeType], args: tuple[Any, ...]) -> CodeType:
+    return make(*args).replace(co_filename=filename)
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries no types
+    """cloudpickle's pickler, which also keeps the file names of functions: tracebacks of workers show their source.
+
+    cloudpickle 3.1.3 replaces them by "<dynamic-code>".
+    """
+
+    dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+
+def dumps(value: Any, buffer_callback: Callable[[Any], object] | None = None) -> bytes:
+    """Return a pickle of a value; `pickle.loads` reads it.
+
+    Args:
+        value: The value. Functions and classes that cannot be imported by name are pickled whole.
+        buffer_callback: Takes the memory of arrays, as that of `pickle.dumps` does. With None, the pickle holds it.
+    """
+    file = io.BytesIO()
+    Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
+    return file.getvalue()
