@@ -81,7 +81,7 @@ def kdpipes_decoder(name: str) -> Cut:
 
     def cut(content: bytes, region: Region) -> Any:
         left, top, right, bottom = region
-        return decoder.region(content, Box(top, left, bottom - top, right - left))
+        return decoder.open(content).region(Box(top, left, bottom - top, right - left))
 
     return cut
 

@@ -22,7 +22,7 @@ from kdpipes.core.sample import Lazy, Sample, sample_name
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.storage.codec import register_type
-from kdpipes.work.jpeg import BACKENDS, Backend, Box, JpegDecoder, UnfitError, decoder, made_smaller
+from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 
 __all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "Mode", "UnchangedImages", "orientation_of"]
 
@@ -154,7 +154,7 @@ class EncodedImage:
             the pixels.
     """
 
-    __slots__ = ("_image", "_name", "_size", "_turn", "backend", "content", "exact", "exif", "mode")
+    __slots__ = ("_image", "_jpegs", "_name", "_size", "_turn", "backend", "content", "exact", "exif", "mode")
     late_methods = ("region", "to_pil")  # the profiler counts their time as that of `decode_images`
 
     def __init__(
@@ -174,6 +174,7 @@ class EncodedImage:
         self._name = name
         self.backend = backend
         self._image: Image.Image | None = None
+        self._jpegs: list[OpenedJpeg] = []  # opened to read the size; pixels are usually needed next, by one thread
         self._size: tuple[int, int] | None = None
 
     @property
@@ -187,7 +188,9 @@ class EncodedImage:
     def size(self) -> tuple[int, int]:
         """Width and height in pixels, from the header."""
         if self._size is None:
-            size = self._size_by_decoder() or self._opened().size
+            jpeg = self._jpeg_opened()
+            self._jpegs = [] if jpeg is None else [jpeg]
+            size = self._opened().size if jpeg is None else jpeg.size
             self._size = size[::-1] if (self._turn or self._orientation()) > 4 else size
         return self._size
 
@@ -222,10 +225,13 @@ class EncodedImage:
         return (planes.mT if turn > 4 else planes).flip(_FLIPS[turn])
 
     def _planes_in_file(self, box: Box, factor: int) -> torch.Tensor:
-        fast = self._decoder()
-        if fast is not None:
+        try:
+            jpeg: OpenedJpeg | None = self._jpegs.pop()
+        except IndexError:
+            jpeg = self._jpeg_opened()
+        if jpeg is not None:
             try:
-                return _as_planes(fast.region(self.content, box, factor))
+                return _as_planes(jpeg.region(box, factor))
             except UnfitError:
                 self.backend = "pillow"
         image = self._decoded_by_pillow(factor)
@@ -289,25 +295,22 @@ class EncodedImage:
             self._turn = orientation_of(self._opened())
         return self._turn
 
-    def _decoder(self) -> JpegDecoder | None:
-        if self.backend == "pillow" or self.mode != "RGB" or not self.content.startswith(_JPEG):
-            return None
-        return decoder(self.backend)
-
-    def _size_by_decoder(self) -> tuple[int, int] | None:
-        """Return the size from the fast decoder; None if Pillow must read the file."""
-        fast = self._decoder()
+    def _jpeg_opened(self) -> OpenedJpeg | None:
+        """Return the file, opened by a fast decoder; None if Pillow must read it."""
+        is_pillows = self.backend == "pillow" or self.mode != "RGB" or not self.content.startswith(_JPEG)
+        fast = None if is_pillows else decoder(self.backend)
         if fast is None:
             return None
         try:
-            width, height = fast.size(self.content)
+            jpeg = fast.open(self.content)
         except UnfitError:
             self.backend = "pillow"
             return None
+        width, height = jpeg.size
         if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
             self.backend = "pillow"  # warns or raises, depending on the size
             return None
-        return width, height
+        return jpeg
 
     def _opened(self) -> Image.Image:
         if self._image is None:

@@ -78,6 +78,7 @@ class Drawn:
         """Return a mask, boxes or points unchanged, as is right for transforms that change only colors."""
         return value
 
+    @in_one_torch_thread
     def __call__(self, image: Any, rng: np.random.Generator) -> Any:
         """Return the image with parameters drawn from `rng`."""
         return self.apply(image, self.draw(image, rng))
@@ -93,6 +94,7 @@ class Fixed(Drawn):
         """Return an empty dictionary, because there are no parameters."""
         return {}
 
+    @in_one_torch_thread
     def __call__(self, image: Any, rng: np.random.Generator | None = None) -> Any:
         """Return the transformed image. `rng` is not used."""
         return self.apply(image, self.draw(image, rng))
@@ -134,7 +136,6 @@ def like(value: Any, image: Any) -> Any:
     return DecodedImage(image) if is_ours else image
 
 
-@in_one_torch_thread
 def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, int] | None = None) -> Any:
     """Return a region of an image, black outside the image. Of an encoded image, only the region is decoded.
 
@@ -169,7 +170,6 @@ def cut(image: Any, params: dict[str, int]) -> Any:
     return functional.pad(image, (-left, right - columns, -top, bottom - rows))
 
 
-@in_one_torch_thread
 def resized(image: Any, size: tuple[int, int], interpolation: str) -> Any:
     """Return the image in another size (height, width), antialiased unless `interpolation` is "nearest"."""
     height, width = size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-import threading
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
@@ -16,13 +15,22 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BACKENDS", "Backend", "Box", "JpegDecoder", "UnfitError", "decoder", "find_decoders", "made_smaller"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Box",
+    "JpegDecoder",
+    "OpenedJpeg",
+    "UnfitError",
+    "decoder",
+    "find_decoders",
+    "made_smaller",
+]
 
 Backend = Literal["auto", "turbojpeg", "simplejpeg", "pillow"]
 BACKENDS = ("auto", "turbojpeg", "simplejpeg", "pillow")
 _LIBRARY = "KDPIPES_TURBOJPEG"
 _FACTORS = (8, 4, 2)
-_NUM_KEPT = 16  # files: as many as a chain reads at once
 
 
 class Box(NamedTuple):
@@ -57,29 +65,19 @@ class UnfitError(Exception):
     """A file must be decoded by Pillow: it is damaged, not a JPEG, or of a kind for which pixels might differ."""
 
 
-class JpegDecoder(Protocol):
-    """A decoder for 8-bit JPEGs in gray or YCbCr.
+class OpenedJpeg(Protocol):
+    """A JPEG whose header has been read. It decodes one region, in one thread.
 
     Attributes:
-        name: The name in `decode_images(backend=...)`.
-        version: The version of the library.
+        size: The width and height of the image.
     """
 
-    name: str
-    version: str
+    size: tuple[int, int]
 
-    def size(self, content: bytes) -> tuple[int, int]:
-        """Return the width and height of the image.
-
-        Raises:
-            UnfitError: The file must be decoded by Pillow.
-        """
-
-    def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
+    def region(self, box: Box, factor: int = 1) -> NDArray[np.uint8]:
         """Return the RGB pixels of a region, `[height, width, 3] uint8`, equal to those of a decode of the whole image.
 
         Args:
-            content: The bytes of the file.
             box: The region, in pixels of the reduced image.
             factor: The factor by which the image is reduced: 1, 2, 4 or 8.
 
@@ -88,29 +86,38 @@ class JpegDecoder(Protocol):
         """
 
 
+class JpegDecoder(NamedTuple):
+    """A decoder for 8-bit JPEGs in gray or YCbCr.
+
+    Attributes:
+        name: The name in `decode_images(backend=...)`.
+        version: The version of the library.
+        open: Reads the header of a file, given its bytes. It raises UnfitError if Pillow must decode the file.
+    """
+
+    name: str
+    version: str
+    open: Callable[[bytes], OpenedJpeg]
+
+
 class _Simplejpeg:
-    """The package simplejpeg, which decodes whole images."""
+    """A file for the package simplejpeg, which decodes whole images."""
 
-    name = "simplejpeg"
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        self.version: str = module.__version__
-
-    def size(self, content: bytes) -> tuple[int, int]:
+    def __init__(self, module: Any, content: bytes) -> None:
+        self._module, self._content = module, content
         try:
-            height, width, colors, _ = self._module.decode_jpeg_header(content)
+            height, width, colors, _ = module.decode_jpeg_header(content)
         except (ValueError, KeyError) as error:  # KeyError: an unknown subsampling
             raise UnfitError from error
         if colors not in {"YCbCr", "Gray"}:
             raise UnfitError
-        return width, height
+        self.size: tuple[int, int] = width, height
 
-    def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
+    def region(self, box: Box, factor: int = 1) -> NDArray[np.uint8]:
+        width, height = self.size if factor > 1 else (0, 0)  # 0: the full size
+        least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
         try:
-            width, height = self.size(content) if factor > 1 else (0, 0)
-            least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}  # 0: the full size
-            pixels: NDArray[np.uint8] = self._module.decode_jpeg(content, strict=True, **least)
+            pixels: NDArray[np.uint8] = self._module.decode_jpeg(self._content, strict=True, **least)
         except ValueError as error:
             raise UnfitError from error
         return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
@@ -130,96 +137,59 @@ class _Scale(ctypes.Structure):
     _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
 
 
-class _Opened:
-    """A file whose header has been read. It has a decompressor of its own, which would keep tables of other files."""
+class _Turbojpeg:
+    """A file for TurboJPEG 3 from libjpeg-turbo, which decodes only the rows and columns of a region.
+
+    It has a decompressor of its own, which would keep tables of other files.
+    """
 
     def __init__(self, library: Any, content: bytes) -> None:
-        self._library, self.content = library, content
-        self._handle = library.tj3Init(_DECOMPRESS)
-        if not self._handle:
+        self._library, self._content = library, content
+        self._handle = handle = library.tj3Init(_DECOMPRESS)
+        if not handle:
             raise MemoryError("There is not enough memory for a JPEG decoder.")
-        if library.tj3DecompressHeader(self._handle, content, len(content)):
+        if library.tj3DecompressHeader(handle, content, len(content)):
             raise UnfitError
-        parameter = partial(library.tj3Get, self._handle)
-        if parameter(_PRECISION) != 8 or parameter(_COLOURS) not in {_YCBCR, _GREY}:
+        read = library.tj3Get
+        subsampling = read(handle, _SUBSAMPLING)
+        is_usual = read(handle, _PRECISION) == 8 and read(handle, _COLOURS) in {_YCBCR, _GREY}
+        if not is_usual or not 0 <= subsampling < len(_MCU_WIDTHS):
             raise UnfitError
-        self.width: int = parameter(_WIDTH)
-        self.height: int = parameter(_HEIGHT)
+        self._step = _MCU_WIDTHS[subsampling]  # a region may begin at its multiples
+        self.size: tuple[int, int] = read(handle, _WIDTH), read(handle, _HEIGHT)
 
     def __del__(self) -> None:
         if self._handle:
             self._library.tj3Destroy(self._handle)
 
-    def mcu_width(self) -> int:
-        """Return the width of the blocks at which a region may begin, in pixels."""
-        subsampling = self._library.tj3Get(self._handle, _SUBSAMPLING)
-        if not 0 <= subsampling < len(_MCU_WIDTHS):
-            raise UnfitError
-        return _MCU_WIDTHS[subsampling]
-
-    def decode(self, box: Box, factor: int) -> NDArray[np.uint8]:
-        """Return the pixels of a region of the reduced image."""
-        pixels = np.empty((box.height, box.width, 3), dtype=np.uint8)
-        address = pixels.__array_interface__["data"][0]  # `pixels.ctypes` would take longer
-        region = _Region(box.left, box.top, box.width, box.height)
-        library, handle, content = self._library, self._handle, self.content
-        if (
-            (factor > 1 and library.tj3SetScalingFactor(handle, _Scale(1, factor)))
-            or library.tj3SetCroppingRegion(handle, region)
-            or library.tj3Set(handle, _STOP_ON_WARNING, 1)
-            or library.tj3Decompress8(handle, content, len(content), address, 0, _RGB)
-        ):
-            raise UnfitError
-        return pixels
-
-
-class _Kept(threading.local):
-    """The files that this thread keeps open, by the identity of their contents, which they keep alive."""
-
-    def __init__(self) -> None:
-        self.files: dict[int, _Opened] = {}
-
-
-class _Turbojpeg:
-    """TurboJPEG 3 from libjpeg-turbo, which decodes only the rows and columns of a region.
-
-    Each thread keeps the last files whose size was read open, because their pixels are usually needed next.
-    """
-
-    name = "turbojpeg"
-
-    def __init__(self, library: Any, version: str) -> None:
-        self._library = library
-        self._kept = _Kept()
-        self.version = version
-
-    def size(self, content: bytes) -> tuple[int, int]:
-        opened = _Opened(self._library, content)
-        kept = self._kept.files
-        kept[id(content)] = opened
-        if len(kept) > _NUM_KEPT:
-            del kept[next(iter(kept))]
-        return opened.width, opened.height
-
-    def region(self, content: bytes, box: Box, factor: int = 1) -> NDArray[np.uint8]:
-        opened = self._kept.files.pop(id(content), None) or _Opened(self._library, content)
-        step = -(-opened.mcu_width() // factor)
-        width, height = -(-opened.width // factor), -(-opened.height // factor)
+    def region(self, box: Box, factor: int = 1) -> NDArray[np.uint8]:
+        width, height = self.size
+        width, height, step = -(-width // factor), -(-height // factor), -(-self._step // factor)
         # The colors of the outermost column of a region are interpolated from fewer neighbors, so one more column is
         # decoded and cut off. In a region of few columns, they are interpolated in a simpler way.
         left = max(box.left - 1, 0) // step * step
         right = min(max(box.left + box.width + 1, left + 2 * step), width)
         top, bottom = max(box.top - 1, 0), min(box.top + box.height + 1, height)
-        pixels = opened.decode(Box(top, left, bottom - top, right - left), factor)
+        pixels = np.empty((bottom - top, right - left, 3), dtype=np.uint8)
+        address = pixels.__array_interface__["data"][0]  # `pixels.ctypes` would take longer
+        library, handle, content = self._library, self._handle, self._content
+        if (
+            (factor > 1 and library.tj3SetScalingFactor(handle, _Scale(1, factor)))
+            or library.tj3SetCroppingRegion(handle, _Region(left, top, right - left, bottom - top))
+            or library.tj3Set(handle, _STOP_ON_WARNING, 1)
+            or library.tj3Decompress8(handle, content, len(content), address, 0, _RGB)
+        ):
+            raise UnfitError
         rows, columns = box.top - top, box.left - left
         return pixels[rows : rows + box.height, columns : columns + box.width]
 
 
 def _load_simplejpeg() -> JpegDecoder | None:
     try:
-        return _Simplejpeg(import_module("simplejpeg"))
+        module = import_module("simplejpeg")
     except ImportError:
         return None
+    return JpegDecoder("simplejpeg", module.__version__, partial(_Simplejpeg, module))
 
 
 def _load_turbojpeg() -> JpegDecoder | None:
@@ -235,7 +205,8 @@ def _load_turbojpeg() -> JpegDecoder | None:
                 )
                 warnings.warn(text, stacklevel=2)
             continue
-        return _Turbojpeg(library, os.path.basename(os.path.realpath(path)))  # noqa: PTH119
+        version = os.path.basename(os.path.realpath(path))  # noqa: PTH119
+        return JpegDecoder("turbojpeg", version, partial(_Turbojpeg, library))
     return None
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,14 @@ from kdpipes.core.bulk import Bulk, BulkSource, made_of_each, read_with_keys
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import DataError, add_note, must_be
 from kdpipes.core.operation import Operation
+from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.core.randomness import SampleKey, borrowed_generator, generator
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.work.adapters import adapted
 from kdpipes.work.decode import DecodedImage, EncodedImage
-from kdpipes.work.image_ops import FieldKind, borrows_rng
+from kdpipes.work.image_ops import Drawn, FieldKind, borrows_rng
 from kdpipes.work.joint import Fields, JointTransform, fields_of
 
 __all__ = ["RecordedTransform", "Transformer"]
@@ -43,6 +44,7 @@ class RecordedTransform(Protocol):
     def apply(self, value: Any, params: dict[str, Any]) -> Any: ...
 
 
+Made = TypeVar("Made")
 _Step = tuple[Callback, bool]  # the callable, and whether it works in two steps
 
 
@@ -301,7 +303,7 @@ def _all_in_one(
     """Return the results of a callable for the values of many samples."""
     each = partial(made_of_each, bulk, keys=lambda: keys, what=what)
     if has_params:
-        return each(_drawing(step, place), values, bulk.keys())
+        return _in_threads_of(step.function, each)(_drawing(step, place), values, bulk.keys())
     function, plain = step.function, map(_plain, values)
     if "rng" in step.parameters:
         made = each(lambda value, key: function(value, rng=key.rng(place)), plain, bulk.keys())
@@ -370,4 +372,10 @@ def _in_two_steps(step: Callback, place: str, view: str, is_recorded: bool) -> C
             _ctx_of(sample, view)[entry] = copy.deepcopy(params)  # `apply` may change its argument
         return _made(made if is_made else transform.apply(value, params), value, step)
 
-    return run
+    return _in_threads_of(transform, run)
+
+
+def _in_threads_of(transform: RecordedTransform, run: Callable[..., Made]) -> Callable[..., Made]:
+    """Return `run`, which applies a transform, in one thread of torch for our own transforms. Others keep theirs."""
+    inner = transform.wrapped if isinstance(transform, JointTransform) else transform
+    return in_one_torch_thread(run) if isinstance(inner, Drawn) else run

@@ -13,7 +13,6 @@ import torch
 from PIL import Image, ImageEnhance
 
 from kdpipes.core.errors import check_choice, check_count, check_number, is_number, must_be
-from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.work.decode import DecodedImage
 from kdpipes.work.image_ops import (
     RESAMPLING,
@@ -222,7 +221,6 @@ class HorizontalFlip(Drawn):
         """Return whether to flip, drawn from `rng`."""
         return {"flipped": bool(rng.random() < self._p)}
 
-    @in_one_torch_thread
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the image, flipped if `params["flipped"]` is True."""
         if isinstance(value, DecodedImage) and not params["flipped"]:
@@ -317,7 +315,6 @@ class ColorJitter(Drawn):
         order = [names[place] for place in rng.permutation(len(names))]
         return {"order": order, **{name: float(rng.uniform(*ends)) for name, ends in self._ranges.items()}}
 
-    @in_one_torch_thread
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return the image with the changes in `params`."""
         image = as_image(value, "ColorJitter")
@@ -433,7 +430,6 @@ class ToTensor(Fixed):
         (torch.Size([3, 2, 4]), torch.float32, [1.0, 0.0, 0.20000000298023224])
     """
 
-    @in_one_torch_thread
     def apply(self, value: Any, params: dict[str, Any]) -> torch.Tensor:
         """Return the image as a tensor. `params` is empty."""
         pixels = _of_array(value) if isinstance(value, np.ndarray) else as_image(value, "ToTensor")
@@ -476,7 +472,6 @@ class Normalize(Fixed):
         if len(self._mean) != len(self._std):
             raise ValueError(must_be("std", f"as many numbers as `mean`, {len(self._mean)}", std))
 
-    @in_one_torch_thread
     def apply(self, value: Any, params: dict[str, Any]) -> torch.Tensor:
         """Return the normalized tensor. `params` is empty."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -59,6 +60,25 @@ def test_transforms_and_batches_without_workers_use_one() -> None:
         assert [len(batch[0]) for batch in loader] == [2, 2]
     assert spread.num_large > 20
     assert spread.names <= {"aten.lift_fresh.default"}  # it only wraps a tensor
+
+
+def test_a_transform_that_is_called_by_itself_uses_one() -> None:
+    image = torch.full((3, 220, 230), 7, dtype=torch.uint8)
+    with Spread() as spread:
+        for step in STEPS[:3]:
+            image = step(image, np.random.default_rng(0))
+        kdp.Normalize([0.5], [0.5])(kdp.ToTensor()(image))
+    assert spread.num_large > 5
+    assert spread.names <= {"aten.lift_fresh.default"}
+
+
+def test_transforms_of_fields_together_use_one() -> None:
+    rows = [(torch.full((3, 220, 230), 7, dtype=torch.uint8), torch.ones(220, 230))] * 2
+    with Spread() as spread:
+        pipe = kdp.from_dataset(rows, fields="image mask").transform("image mask", *STEPS[:2])
+        assert [tuple(pipe[index]["mask"].shape) for index in range(2)] == [(200, 200), (200, 200)]
+    assert spread.num_large > 5
+    assert not spread.names
 
 
 def test_functions_of_users_keep_their_threads() -> None:

@@ -6,6 +6,7 @@ import ctypes
 import io
 import pickle
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from skimage import data
 
 import kdpipes as kdp
 from kdpipes.storage.codec import encode
-from kdpipes.work import DecodedImage, EncodedImage, jpeg
-from kdpipes.work.jpeg import Box, UnfitError, find_decoders
+from kdpipes.work import DecodedImage, EncodedImage, decode, jpeg
+from kdpipes.work.jpeg import Box, JpegDecoder, UnfitError, find_decoders
 
 ASTRONAUT = Image.fromarray(data.astronaut()).resize((213, 187))
 FAST = ["turbojpeg", "simplejpeg"]
@@ -102,12 +103,12 @@ def test_shipped_photos_have_pillows_pixels_in_every_region(photo_folder: Path, 
         content = path.read_bytes()
         expected, known = by_pillow(content), find_decoders()[backend]
         height, width = expected.shape[:2]
-        assert known.size(content) == (width, height)
+        assert known.open(content).size == (width, height)
         for _ in range(10):
             top, left = draw.randrange(height), draw.randrange(width)
             box = Box(top, left, draw.randint(1, height - top), draw.randint(1, width - left))
             cut = expected[top : top + box.height, left : left + box.width]
-            assert np.array_equal(known.region(content, box), cut)
+            assert np.array_equal(known.open(content).region(box), cut)
 
 
 @pytest.mark.parametrize("backend", ["auto", *FAST])
@@ -125,7 +126,7 @@ def test_images_with_sizes_read_first_are_not_mixed_up(backend: Any) -> None:
 @pytest.mark.parametrize("backend", FAST)
 def test_colours_that_need_pillow_are_left_to_it(name: str, backend: str) -> None:
     with pytest.raises(UnfitError):
-        find_decoders()[backend].size(ODD[name])
+        find_decoders()[backend].open(ODD[name])
 
 
 def result(content: bytes, backend: Any) -> Any:
@@ -172,6 +173,25 @@ def test_threads_decode_side_by_side() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda name: np.asarray(EncodedImage(ODD[name])), names))
     assert all(np.array_equal(pixels, by_pillow(ODD[name])) for name, pixels in zip(names, found, strict=True))
+
+
+def test_threads_that_share_an_image_open_it_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, used = threading.Barrier(2), []
+
+    class Opened:
+        size = 30, 20
+
+        def region(self, box: Box, factor: int = 1) -> Any:
+            used.append(self)
+            both.wait(30)
+            return np.zeros((box.height, box.width, 3), np.uint8)
+
+    monkeypatch.setattr(decode, "decoder", lambda backend: JpegDecoder("fake", "1", lambda content: Opened()))
+    image = EncodedImage(ODD["Y420"])
+    assert image.size == (30, 20)
+    with ThreadPoolExecutor(2) as pool:
+        assert [len(planes) for planes in pool.map(lambda top: image.region(top, 0, 5, 5), range(2))] == [3, 3]
+    assert used[0] is not used[1]
 
 
 @pytest.mark.parametrize("backend", [*FAST, "pillow"])
