@@ -25,7 +25,6 @@ _LEAST = 8  # samples in a batch; in smaller ones, little is gained
 _FEW = 16  # samples that are read at once, unless they are cheap; all of their undecoded values are in memory
 _CHEAP_S = 100e-6  # a sample; of cheaper ones, many are read at once
 _SLOW_S = 5e-3  # a sample; slower ones gain nothing, and are large: only one at a time should be in memory
-_MAX_SLOW = 3  # slow reads in a row, after which samples are made one by one
 
 
 Values = TypeVar("Values", bound=Sequence[Any])
@@ -146,8 +145,7 @@ class BulkReader:
     """Makes the items of batches, many at once while that works."""
 
     def __init__(self) -> None:
-        self._size = 1  # how many samples are read at once; 0 if it is not tried any more
-        self._num_slow = 0
+        self._size = 1  # how many samples are read at once; 0 if the source cannot do it
 
     def items(
         self, source: BulkSource, positions: NDArray[Any], bulk: Bulk, make: Callable[[int, int], list[Any]]
@@ -165,6 +163,8 @@ class BulkReader:
             start, stop = len(items), min(len(items) + self._size, len(positions))
             found = self.read(source, positions[start:stop], bulk.part(start, stop))
             items += make(start, stop) if found is None else found
+            if self._size == 1:  # it was slow; the next batch tries again, because the first epoch fills caches
+                break
         return items + make(len(items), len(positions))
 
     def read(self, source: BulkSource, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
@@ -181,11 +181,8 @@ class BulkReader:
             self._size = 0
             return None
         lasted_s = (time.thread_time() - begun) / len(items)
-        self._num_slow = self._num_slow + 1 if lasted_s > _SLOW_S else 0
         if bulk.is_vectorized or lasted_s <= _CHEAP_S:
             self._size = max(self._size, 8 * len(items))
-        elif not self._num_slow:
-            self._size = _FEW
-        else:  # the system may have been busy
-            self._size = 1 if self._num_slow < _MAX_SLOW else 0
+        else:
+            self._size = _FEW if lasted_s <= _SLOW_S else 1
         return items
