@@ -437,11 +437,11 @@ class Dealer(Resumable):
         """Return the number of ranks that the batches are divided between."""
         return self.sharding().num_ranks
 
-    def cut(self) -> tuple[int | None, bool]:
-        """Return the size of this rank's batches (None with `batch_by`), and whether a short last batch is dropped."""
+    def cut(self) -> tuple[int | None, str]:
+        """Return the size of this rank's batches (None with `batch_by`), and `uneven`."""
         layout, num_ranks = self._layout, self.sharding().num_ranks
         size = layout.size_of(num_ranks) // num_ranks if isinstance(layout, Layout) else layout.batch_size
-        return size, layout.uneven == "drop"
+        return size, layout.uneven
 
     def __getstate__(self) -> dict[str, Any]:
         if IterDataPipe.getstate_hook is not None:

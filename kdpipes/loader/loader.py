@@ -249,7 +249,7 @@ class Loader:
     @property
     def drop_last(self) -> bool:
         """Whether `deal(uneven="drop")` leaves out a last batch that is short."""
-        return self._dealer is not None and self._dealer.cut()[1]
+        return self._dealer is not None and self._dealer.cut()[1] == "drop"
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:

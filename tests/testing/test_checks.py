@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,16 @@ SOUND: dict[str, Callable[[], Any]] = {
 def test_sound_chains_pass(name: str, check: Any) -> None:
     check(SOUND[name])
     check(SOUND[name]())
+
+
+@pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
+def test_streams_of_shards_pass_where_a_rank_ends_first(uneven: Any, tmp_path: Path) -> None:
+    urls = kdp.write_shards(numbers(31), tmp_path / "%03d.tar", max_samples=7, fields="y").urls
+
+    def make() -> Any:
+        return kdp.stream_shards(urls).select("key").deal(global_batch_size=12, uneven=uneven)
+
+    check_elastic(make, num_workers=[], num_ranks=[2, 4], threads=False)
 
 
 def test_a_chain_that_depends_on_the_process_is_found() -> None:
