@@ -54,13 +54,14 @@ def test_sound_chains_pass(name: str, check: Any) -> None:
 
 
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
-def test_streams_of_shards_pass_where_a_rank_ends_first(uneven: Any, tmp_path: Path) -> None:
+def test_streams_whose_ranks_do_not_end_together_pass(uneven: Any, tmp_path: Path) -> None:
     urls = kdp.write_shards(numbers(31), tmp_path / "%03d.tar", max_samples=7, fields="y").urls
 
     def make() -> Any:
         return kdp.stream_shards(urls).select("key").deal(global_batch_size=12, uneven=uneven)
 
     check_elastic(make, num_workers=[], num_ranks=[2, 4], threads=False)
+    check_exactly_once(lambda: kdp.stream_shards(urls).select("key").deal(batch_size=3, uneven=uneven), num_workers=1)
 
 
 def test_a_chain_that_depends_on_the_process_is_found() -> None:
