@@ -302,6 +302,10 @@ class Dealer(Resumable):
         self._resume_cursors = cursors
         self._listener, self._report_turn = listener, report_turn
 
+    def stop_listening(self) -> None:
+        """Drop the functions that were passed for an epoch. They refer to the worker, which refers to this chain."""
+        self._listener = self._report_turn = self._told_of_skips = self._skipper = None
+
     def resume_at(self, epoch: int, batch: int, cursors: Cursors) -> None:
         """Make the next iteration that of `epoch`, starting at `batch`."""
         self._epochs.move_to(epoch)

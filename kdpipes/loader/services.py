@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -129,7 +130,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self.finalize()  # ends the workers that an interrupted call has left
         with uninterrupted():
             self._workers = self._start_workers()
-        self._items = _with_source(ends, _ItemPipe(self._merger))
+        service = weakref.proxy(self)  # in a cycle, workers and caches would wait for the garbage collector
+        self._items = _with_source(ends, _ItemPipe(lambda: service._merger()))
         if self.is_profiled:
             self.main_probes = Probes(self._items)
             self.main_probes.on()

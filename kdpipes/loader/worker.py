@@ -207,6 +207,9 @@ class Producer:
             send(Message(Kind.ERROR, content=error))
         else:
             send(Message(Kind.END))
+        finally:
+            for dealer in self._dealers:
+                dealer.stop_listening()
 
     def close(self) -> None:
         """Close files that the chain keeps open between epochs."""

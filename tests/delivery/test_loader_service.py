@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import weakref
 from typing import Any
 
 import numpy as np
@@ -218,3 +220,32 @@ def test_a_stream_has_no_length_and_says_what_has() -> None:
 def test_bad_arguments_of_a_loader_are_rejected(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         kdp.Loader(numbers(), **arguments)
+
+
+@pytest.mark.parametrize("ends", ["closed", "dropped", "left early"])
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_chain_is_freed_at_once_after_its_loader(service: Any, ends: str) -> None:
+    class Numbers:
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    def use() -> weakref.ref[Numbers]:
+        numbers = Numbers()
+        chain = kdp.from_dataset(numbers, fields="x").on_error("skip").cache_in_memory().select("x").deal(batch_size=3)
+        loader = kdp.Loader(chain, reading_service=service())
+        for count, _ in enumerate(loader):
+            if ends == "left early" and count == 2:
+                break
+        if ends == "closed":
+            loader.close()
+        return weakref.ref(numbers)
+
+    use()  # what is imported now makes no cycles below
+    gc.disable()
+    try:
+        assert use()() is None
+    finally:
+        gc.enable()
