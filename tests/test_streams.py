@@ -44,6 +44,19 @@ def test_a_stock_shuffle_loses_nothing_and_shuffles_anew(num_workers: int) -> No
         assert epochs(loader) == expected
 
 
+@pytest.mark.parametrize("place", ["after the cache", "before the cache"])
+def test_a_cache_does_not_change_what_stock_pipes_draw(place: str) -> None:
+    def order(is_cached: bool) -> list[Any]:
+        pipe: Any = IterableWrapper([(f"sample {number}", number) for number in range(40)])
+        pipe = pipe.shuffle(buffer_size=20) if place == "before the cache" else pipe
+        pipe = pipe.to_samples(key=lambda item: item[0], fields={"x": lambda item: item[1]})
+        pipe = pipe.cache_in_memory() if is_cached else pipe
+        pipe = pipe.shuffle(buffer_size=20) if place == "after the cache" else pipe
+        return epochs(pipe.select("x").deal(batch_size=8, seed=3))
+
+    assert order(is_cached=True) == order(is_cached=False)
+
+
 def test_a_cycle_of_a_random_pipe_is_rejected() -> None:
     with pytest.raises(kdp.ChainError, match=r"cycle.*repeat_until"):
         stream(4).shuffle().cycle(2).deal(batch_size=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -266,13 +267,13 @@ def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
         epoch: The epoch number, from 0.
         round: The number of times that the stream has been read in this epoch.
     """
-    for place, upstream in enumerate(Chain.of(pipe).pipes[1:]):
+    for place, upstream in islice(_numbered(pipe, -1), 1, None):
         _seed(upstream, seed, epoch, (place, round))
 
 
 def seed_stream(source: Any, seed: int, epoch: int) -> None:
     """Tell all random pipes of a stream which epoch begins: `source`, and the pipes upstream of it."""
-    for place, pipe in enumerate(Chain.of(source).pipes):
+    for place, pipe in _numbered(source):
         _seed(pipe, seed, epoch, (place, 0))
 
 
@@ -284,9 +285,16 @@ def seed_chain(pipe: Any, seed: int, epoch: int) -> None:
         seed: The seed of all epochs.
         epoch: The epoch number, from 0.
     """
-    for place, upstream in enumerate(Chain.of(pipe).pipes):
+    for place, upstream in _numbered(pipe):
         if isinstance(upstream, IterPipe) or not has_own_seed(upstream):
             _seed(upstream, seed, epoch, (place, 0))
+
+
+def _numbered(pipe: Any, first: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yield the pipes of a chain, the end first, with numbers that do not depend on whether there is a cache."""
+    for node in reversed(Chain.of(pipe)):
+        yield first, node.pipe
+        first += not node.traits.is_transparent
 
 
 def _seed(upstream: Any, seed: int, epoch: int, place: tuple[int, int]) -> None:
