@@ -35,7 +35,16 @@ if TYPE_CHECKING:
 else:
     IterChain = IterDataPipe
 
-__all__ = ["IterPipe", "Streaming", "samples_of", "seed_stream", "seed_upstream", "with_lost_shards"]
+__all__ = [
+    "IterPipe",
+    "Streaming",
+    "keeps_failures",
+    "samples_of",
+    "seed_stream",
+    "seed_upstream",
+    "with_failures",
+    "with_lost_shards",
+]
 
 Item = TypeVar("Item")
 Stream = TypeVar("Stream", bound="IterPipe")
@@ -332,6 +341,19 @@ def report_lost_shard(key: str, index: int, error: Exception) -> None:
 def with_lost_shards(report: ShardReport, items: Iterator[Any]) -> Iterator[Any]:
     """Yield the items of a stream. Shards that it cannot read in this thread meanwhile are passed to `report`."""
     return items_with(_shard_report, report, items)
+
+
+_keeps_failures: ContextVar[bool] = ContextVar("kdpipes_keeps_failures", default=False)
+
+
+def keeps_failures() -> bool:
+    """Return whether samples that cannot be made pass on with their error, `Sample.failure`."""
+    return _keeps_failures.get()
+
+
+def with_failures(items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items of a stream, including samples that cannot be made, with their errors."""
+    return items_with(_keeps_failures, True, items)
 
 
 note_methods(IterPipe, flavour="iter")

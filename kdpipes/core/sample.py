@@ -147,6 +147,7 @@ class _Origin:
     __slots__ = (
         "ctx",
         "drawn",
+        "failure",
         "index",
         "is_recording",
         "key",
@@ -168,6 +169,7 @@ class _Origin:
         self.index = index
         self.sample_key = sample_key
         self.ctx: dict[str, Any] = {}
+        self.failure: Exception | None = None
         self.is_recording = False
         self.names: dict[str, int] = {}
         self.promises: dict[str, Lazy] = {}
@@ -261,6 +263,15 @@ class Sample(MutableMapping[str, Any]):
         """Include the key and the version of another sample, whose fields this one takes, in the version of this."""
         own = self._origin.version
         self._origin.version = lambda: f"{own if isinstance(own, str) else own()} {other.key!r} {other.version}"
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the sample could not be made, if `deal` leaves out such samples of a stream; otherwise None."""
+        return self._origin.failure
+
+    def fail(self, error: Exception) -> None:
+        """Note why the sample could not be made; the pipes downstream leave it as it is."""
+        self._origin.failure = error
 
     @property
     def ordinal(self) -> int:
@@ -479,6 +490,7 @@ class Sample(MutableMapping[str, Any]):
         sample_key = current_key() or origin.sample_key
         made = fork._origin = _Origin(origin.key if key is None else key, origin.index, sample_key, origin.version)
         made.route, made.is_recording, made.lacking = origin.route, origin.is_recording, origin.lacking
+        made.failure = origin.failure
         made.names = dict(origin.names)
         made.ctx = {name: dict(value) if isinstance(value, dict) else value for name, value in origin.ctx.items()}
         fork._fields = {name: value.fork(forks) for name, value in self._fields.items()}

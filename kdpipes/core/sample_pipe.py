@@ -15,7 +15,7 @@ from kdpipes.core.bulk import Bulk
 from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import ChainError, add_note, must_be
-from kdpipes.core.iter_pipe import IterPipe, samples_of
+from kdpipes.core.iter_pipe import IterPipe, keeps_failures, samples_of
 from kdpipes.core.map_pipe import BatchShares, MapPipe, is_key
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
@@ -175,8 +175,15 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
     def samples(self) -> Iterator[Sample]:
         source, steps = self._row()
         for sample in source:
-            for step in steps:
-                sample = step(sample)
+            try:
+                for step in steps if sample.failure is None else ():
+                    sample = step(sample)
+            except Exception as error:
+                # An error would end this generator, and with it the epoch. An indexed chain makes each sample within
+                # `deal`, which can leave it out, so the error waits until `deal` takes the sample.
+                if not keeps_failures():
+                    raise
+                sample.fail(error)
             yield sample
 
     def _row(self) -> tuple[Iterator[Sample], list[Callable[[Sample], Sample]]]:

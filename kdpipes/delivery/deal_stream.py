@@ -15,7 +15,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
-from kdpipes.core.iter_pipe import IterPipe, seed_stream, with_lost_shards
+from kdpipes.core.iter_pipe import IterPipe, seed_stream, with_failures, with_lost_shards
 from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.core.sample import Sample
@@ -502,7 +502,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             items = source.samples() if isinstance(source, IterPipe) else iter(source)
         if self._skipper is not None:
             dealer = weakref.proxy(self)
-            items = with_lost_shards(lambda *damage: dealer._give_up(*damage), iter(items))
+            items = with_failures(with_lost_shards(lambda *damage: dealer._give_up(*damage), iter(items)))
         return with_stream_keys(items, seed, epoch, start=0 if cursor is None else cursor.num_samples)
 
     def _give_up(self, key: str, index: int, error: Exception) -> bool:
@@ -551,6 +551,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _item(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
         if isinstance(item, Sample):
+            if item.failure is not None:
+                raise item.failure
             item = item if isinstance(self.source, IterPipe) else item.fork()  # a stock pipe may have kept it
             item.bind(sample_key)
         if self._num_together:

@@ -62,8 +62,8 @@ class _Held:
 
     def field_names(self) -> frozenset[str]:
         names = self._samples[0].names
-        if any(sample.names != names for sample in self._samples):
-            raise ValueError("The samples have different fields.")  # each is then made by itself
+        if any(sample.names != names or sample.failure is not None for sample in self._samples):
+            raise ValueError("The samples have different fields, or failed.")  # each is then made by itself
         return frozenset(names)
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:

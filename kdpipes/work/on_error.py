@@ -43,8 +43,8 @@ class OnError(ErrorHandler):
     all workers if all see the same damage. If workers each read the whole stream (`deal(split="samples")`) and only
     some can read the shard, `kdp.Loader` raises an error, because samples would be lost and duplicated. Other loaders
     and other ranks cannot detect this; streams that are read in lanes do not depend on it. Other errors while a stream
-    is read are raised, such as an unknown label in `filter_classes`, and errors upstream of a pipe that reads in a
-    thread (`.prefetch()`).
+    is read are raised: those of its source, of plan pipes such as `filter_classes`, and of torch's own pipes, and all
+    errors upstream of a pipe that reads in a thread (`.prefetch()`).
 
     Args:
         action: What to do with a sample that fails. "raise": raise the error. "skip": leave the sample out.

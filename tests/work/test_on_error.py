@@ -37,6 +37,19 @@ def stream(action: Any) -> Any:
     return source.transform("x", fail).on_error(action).select("x").deal(batch_size=3)
 
 
+@kdp.sample_pipe("fail_at_once")
+def fail_at_once(sample: kdp.Sample) -> kdp.Sample:
+    """A user's pipe that reads a field as the sample passes."""
+    sample["x"] = fail(sample["x"])
+    return sample
+
+
+def eager_stream(action: Any) -> Any:
+    source = IterableWrapper([(number, 0) for number in range(12)]).to_samples(fields="x y")
+    failing = source.fail_at_once().shuffle(buffer_size=1).rename_fields(z="x").on_error(action)
+    return failing.transform("z", _same).select("z").deal(batch_size=3)
+
+
 def _same(item: Any) -> Any:
     return item
 
@@ -45,7 +58,7 @@ def numbers(batches: Any) -> list[list[Any]]:
     return [[x for (x,) in batch] for batch in batches]
 
 
-@pytest.mark.parametrize("chain", [indexed, stream])
+@pytest.mark.parametrize("chain", [indexed, stream, eager_stream])
 @pytest.mark.parametrize("service", [None, kdp.ProcessReadingService(2), kdp.ThreadReadingService(3)])
 def test_a_bad_sample_shortens_its_batch_and_moves_no_other(
     chain: Any, service: Any, caplog: pytest.LogCaptureFixture
@@ -73,6 +86,14 @@ def test_bad_samples_are_left_out_in_every_loader(caplog: pytest.LogCaptureFixtu
 def test_samples_that_no_select_loaded_are_tried_before_leaving() -> None:
     source = kdp.from_dataset([(number, 0) for number in range(12)]).transform("x", fail).on_error("skip")
     assert [x["x"].tolist() for x in source.deal(batch_size=3).collate_samples()] == EXPECTED
+
+
+def test_an_early_error_is_raised_where_nothing_is_left_out() -> None:
+    with pytest.raises(OSError, match="3 is broken") as raised:
+        list(eager_stream("raise"))
+    assert "while applying 'fail_at_once' to sample '3'" in "".join(raised.value.__notes__)
+    with pytest.raises(OSError, match="3 is broken"):
+        list(eager_stream("skip").source)
 
 
 def test_the_nearest_policy_counts_and_raise_raises() -> None:
