@@ -1,10 +1,9 @@
-"""Divide an epoch into batches of samples of similar length, with limited numbers of tokens. Pure arithmetic."""
+"""Cut epochs into batches of samples of similar length, with limited numbers of tokens."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ from numpy.typing import NDArray
 from kdpipes.core.errors import DataError, check_choice, check_count, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import hash_key
+from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Sharding, Uneven, share_out
 from kdpipes.selection import Permutation, smallest_int
 
-__all__ = ["ByLength", "LengthEpoch", "LengthOrder", "read_lengths"]
+__all__ = ["LengthCut", "LengthEpoch", "LengthOrder", "check_column", "read_lengths"]
 
 _GLOBAL = "global_"
 # Samples are shuffled in buckets. In a bucket, the longest sample is at most this many times as long as the shortest,
@@ -25,77 +25,82 @@ _SPREAD = 1.1
 _NUM_BATCHES = 4
 
 
-@dataclass(frozen=True)
-class ByLength:
-    """How to divide an epoch into batches by the lengths of samples.
+class LengthCut(Cut):
+    """Batches of samples of similar length.
 
     The tokens of a batch are counted with all samples padded to the longest. A length counts as at least 1.
 
     Args:
         column: The name of the field with the lengths.
-        is_shuffled: Whether samples of similar length are shuffled, which costs some padding.
         limits: `max_tokens` and `batch_size` for the batch of one rank, or `global_max_tokens` and `global_batch_size`
             for all ranks together; None for no limit.
         uneven: What to do with a short last batch: "keep", "pad" or "drop" it.
+        is_shuffled: Whether samples of similar length are shuffled, which costs some padding.
     """
 
-    column: str
-    is_shuffled: bool
-    limits: Mapping[str, int | None]
-    uneven: Uneven
+    fixed_by = "deal(batch_by=...)"
+    substitutes = False
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.column, str):
-            raise TypeError(must_be("batch_by", 'the name of a field, like "length"', self.column))
-        given = {name: check_count(name, limit) for name, limit in self.limits.items() if limit is not None}
-        if len({name.startswith(_GLOBAL) for name in given}) != 1:
+    def __init__(self, column: str, limits: Mapping[str, int | None], uneven: Uneven, *, is_shuffled: bool) -> None:
+        super().__init__(uneven, is_shuffled=is_shuffled)
+        self._column = check_column(column)
+        self._limits = {name: check_count(name, limit) for name, limit in limits.items() if limit is not None}
+        if len({name.startswith(_GLOBAL) for name in self._limits}) != 1:
+            given = " and ".join(f"`{name}`" for name in self._limits) or "none of them"
             raise ValueError(
                 "`deal(batch_by=...)` takes `max_tokens`, `batch_size` or both; or `global_max_tokens`, "
-                f"`global_batch_size` or both; but got {' and '.join(f'`{name}`' for name in given) or 'none of them'}."
+                f"`global_batch_size` or both; but got {given}."
             )
-        object.__setattr__(self, "limits", given)
-        check_choice("uneven", self.uneven, ("keep", "pad", "drop"))
+        check_choice("uneven", uneven, ("keep", "pad", "drop"))
+        self._is_global = any(name.startswith(_GLOBAL) for name in self._limits)
 
-    @property
-    def batch_size(self) -> None:
-        """Not known: batches differ in size."""
+    def prepare(self, source: Any, num_ranks: int) -> Any:
+        self.fix(source)
+        order = self._once(lambda: read_lengths(source, self._column))
+        self._reject_long(source, order, num_ranks)
+        return order
 
     def fingerprint(self) -> Any:
-        """Return the data on which the batches depend, except for the sizes, which are a separate part of states."""
         return self.uneven, _SPREAD, _NUM_BATCHES
 
     def sizes(self, num_ranks: int) -> dict[str, Any]:
-        """Return the sizes on which the batches depend, by name."""
-        limits = {"batch_by": self.column, **self.limits}
+        limits = {"batch_by": self._column, **self._limits}
         return limits if self._is_global else {**limits, "num_ranks": num_ranks}
+
+    def num_batches(self, source: Any, num_ranks: int) -> int:
+        return int(self.prepare(source, num_ranks).buckets(self, num_ranks).num_kept(self.uneven))
+
+    def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
+        return LengthEpoch(self, self.prepare(source, sharding.num_ranks), sharding, self._key(seed, number))
 
     def num_samples(self, length: int, num_ranks: int) -> int:
         """Return the number of samples of a length in a global batch; 0 if there is not one for each rank."""
         number = min(
-            limit // max(length, 1) if name.endswith("max_tokens") else limit
-            for name, limit in self.limits.items()
-            if limit is not None
+            limit // max(length, 1) if name.endswith("max_tokens") else limit for name, limit in self._limits.items()
         )
         if self._is_global:
             return number if number >= num_ranks else 0
         return number * num_ranks
 
-    def reject_long(self, source: Any, order: LengthOrder, num_ranks: int) -> None:
+    def _reject_long(self, source: Any, order: LengthOrder, num_ranks: int) -> None:
         """Raise an error if a batch cannot hold a sample of the largest length for each rank."""
         if not len(order) or self.num_samples(order.length_at(0), num_ranks):
             return
-        limits = ", ".join(f"{name}={limit}" for name, limit in self.limits.items())
+        limits = ", ".join(f"{name}={limit}" for name, limit in self._limits.items())
         if not self.num_samples(1, num_ranks):
             raise ValueError(f"`deal({limits})` leaves some of {num_ranks} ranks without samples. Raise the limit.")
         raise DataError(
-            f"Sample {source.fetch(int(order.positions[0])).key!r} has {self.column} {order.length_at(0)}: with "
+            f"Sample {source.fetch(int(order.positions[0])).key!r} has {self._column} {order.length_at(0)}: with "
             f"`deal({limits})`, a batch cannot hold one such sample for every rank. Leave such samples out, "
-            f"`pipe[pipe.column({self.column!r}) <= limit]`, or raise the limit."
+            f"`pipe[pipe.column({self._column!r}) <= limit]`, or raise the limit."
         )
 
-    @property
-    def _is_global(self) -> bool:
-        return any(name.startswith(_GLOBAL) for name in self.limits)
+
+def check_column(column: Any) -> str:
+    """Return the name of the field with the lengths; raise an error if it is not a name."""
+    if not isinstance(column, str):
+        raise TypeError(must_be("batch_by", 'the name of a field, like "length"', column))
+    return column
 
 
 class LengthOrder(Fingerprinted):
@@ -110,7 +115,7 @@ class LengthOrder(Fingerprinted):
         order = np.argsort(len(counts) - 1 - places.reshape(-1), kind="stable")
         self.positions = order.astype(smallest_int(len(lengths)))
         self._stops = np.cumsum(counts[::-1])
-        self._buckets: dict[Any, _Buckets] = {}
+        self._buckets: dict[int, _Buckets] = {}
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -132,24 +137,15 @@ class LengthOrder(Fingerprinted):
         number = len(self._values) - int(np.searchsorted(self._values, length))
         return int(self._stops[number - 1]) if number else 0
 
-    def buckets(self, layout: ByLength, num_ranks: int) -> _Buckets:
-        """Return how to divide an epoch, computed once for each layout and number of ranks."""
-        key = repr(layout), num_ranks
-        if key not in self._buckets:
-            self._buckets[key] = _Buckets(self, layout, num_ranks)
-        return self._buckets[key]
+    def buckets(self, cut: LengthCut, num_ranks: int) -> _Buckets:
+        """Return how to divide an epoch, computed once for each number of ranks."""
+        if num_ranks not in self._buckets:
+            self._buckets[num_ranks] = _Buckets(self, cut, num_ranks)
+        return self._buckets[num_ranks]
 
 
 def read_lengths(source: Any, column: str) -> LengthOrder:
-    """Return the samples of an indexed source in the order of their lengths.
-
-    Args:
-        source: An indexed pipe.
-        column: The name of the field that holds the lengths.
-
-    Raises:
-        DataError: A length is not an integer of at least 0.
-    """
+    """Return the samples of an indexed source in the order of their lengths; raise DataError if one is not a length."""
     lengths = source.column(column)
     wrong = _first_invalid(lengths)
     if wrong is not None:
@@ -180,10 +176,10 @@ class _Buckets:
     from `first_batches[n]` to `first_batches[n + 1]`. Only the last batch of the last bucket may be short.
     """
 
-    def __init__(self, order: LengthOrder, layout: ByLength, num_ranks: int) -> None:
+    def __init__(self, order: LengthOrder, cut: LengthCut, num_ranks: int) -> None:
         starts, sizes = [0], []
         while starts[-1] < len(order):
-            size, stop = _next_bucket(order, layout, num_ranks, starts[-1])
+            size, stop = _next_bucket(order, cut, num_ranks, starts[-1])
             starts.append(stop)
             sizes.append(size)
         self.starts, self.sizes = np.asarray(starts), np.asarray(sizes, dtype=np.int64)
@@ -193,18 +189,18 @@ class _Buckets:
         rest = int(self.starts[-1] - self.starts[-2]) % sizes[-1] if sizes else 0
         self.short = rest  # the number of samples in the short last batch; 0 if there is none
 
-    def num_kept(self, uneven: Uneven) -> int:
+    def num_kept(self, uneven: str) -> int:
         """Return the number of batches of an epoch."""
         return self.num_batches - (uneven == "drop" and self.short > 0)
 
 
-def _next_bucket(order: LengthOrder, layout: ByLength, num_ranks: int, start: int) -> tuple[int, int]:
+def _next_bucket(order: LengthOrder, cut: LengthCut, num_ranks: int, start: int) -> tuple[int, int]:
     """Return the size of the global batches of the bucket that begins at `start`, and the end of the bucket."""
     longest, rest = order.length_at(start), len(order) - start
-    size = layout.num_samples(longest, num_ranks)
+    size = cut.num_samples(longest, num_ranks)
     if not start:
         size = min(size, -(-rest // num_ranks) * num_ranks)
-    if not layout.is_shuffled:
+    if not cut.is_shuffled:
         like, least = order.num_above(longest) - start, 1
     else:
         like, least = order.num_above(math.ceil(longest / _SPREAD)) - start, _NUM_BATCHES
@@ -214,29 +210,29 @@ def _next_bucket(order: LengthOrder, layout: ByLength, num_ranks: int, start: in
     return size, len(order) if len(order) < stop + (least - 1) * size else stop
 
 
-class LengthEpoch:
+class LengthEpoch(Epoch):
     """An epoch in batches of samples of similar length. All epochs have the same number of batches.
 
     In a shuffled epoch, the batches and the samples within each bucket are shuffled. A short last batch stays last.
 
     Args:
-        order: The samples in the order of their lengths, none longer than the layout allows.
-        layout: How to divide the epoch into batches.
+        cut: How to divide the epoch into batches.
+        order: The samples in the order of their lengths, none longer than the cut allows.
         sharding: The rank and the number of ranks.
         key: The seed and the epoch of a shuffled order; None if the epoch is not shuffled, or only counted.
     """
 
     def __init__(
-        self, order: LengthOrder, layout: ByLength, sharding: Sharding, key: tuple[int, int] | None = None
+        self, cut: LengthCut, order: LengthOrder, sharding: Sharding, key: tuple[int, int] | None = None
     ) -> None:
-        self._order, self._layout, self._sharding, self._key = order, layout, sharding, key
-        self._buckets = buckets = order.buckets(layout, sharding.num_ranks)
+        self._order, self._is_padded, self._sharding, self._key = order, cut.uneven == "pad", sharding, key
+        self._buckets = buckets = order.buckets(cut, sharding.num_ranks)
         self.num_samples = len(order)
-        self.num_batches = buckets.num_kept(layout.uneven)
+        self.num_batches = buckets.num_kept(cut.uneven)
         self.full_size = int(buckets.sizes[-1]) if len(buckets.sizes) else 0
         self._numbers = np.arange(self.num_batches)
         if key is not None:
-            is_short_kept = buckets.short > 0 and layout.uneven != "drop"
+            is_short_kept = buckets.short > 0 and cut.uneven != "drop"
             shuffled = self._numbers[: self.num_batches - is_short_kept]
             shuffled[:] = Permutation(len(shuffled), key=hash_key("order", *key))[shuffled]
         sizes = self._sizes(self._numbers)
@@ -244,13 +240,11 @@ class LengthEpoch:
         self._in_bucket: dict[int, Permutation] = {}
 
     def ordinals(self, batch: int) -> range:
-        """Return the ordinals of this rank's part of a batch. Ordinals not below the number of samples are padding."""
         numbers = self._numbers[batch : batch + 1]
-        size = self._buckets.sizes[self._bucket_of(numbers)] if self._layout.uneven == "pad" else self._sizes(numbers)
+        size = self._buckets.sizes[self._bucket_of(numbers)] if self._is_padded else self._sizes(numbers)
         return share_out(int(self._starts[batch]), int(size[0]), self._sharding)
 
     def positions(self, batch: int) -> NDArray[Any]:
-        """Return the positions of the samples of this rank's part of a batch."""
         ordinals, number = self.ordinals(batch), int(self._numbers[batch])
         bucket = int(self._bucket_of(number))
         start, stop = (int(place) for place in self._buckets.starts[bucket : bucket + 2])
@@ -258,18 +252,11 @@ class LengthEpoch:
         offset = first - int(self._starts[batch])
         places = np.arange(offset + ordinals.start, offset + ordinals.stop) % (stop - start)
         if self._key is not None:
-            places = self._permutation(bucket, stop - start, self._key)[places]
+            if bucket not in self._in_bucket:
+                self._in_bucket[bucket] = Permutation(stop - start, key=hash_key("bucket", *self._key, bucket))
+            places = self._in_bucket[bucket][places]
         positions: NDArray[Any] = self._order.positions[start + places]
         return positions
-
-    def windows(self, batch: int) -> Iterator[NDArray[Any]]:
-        """Return no positions, because samples of similar length come from all shards."""
-        return iter(())
-
-    def _permutation(self, bucket: int, size: int, key: tuple[int, int]) -> Permutation:
-        if bucket not in self._in_bucket:
-            self._in_bucket[bucket] = Permutation(size, key=hash_key("bucket", *key, bucket))
-        return self._in_bucket[bucket]
 
     def _bucket_of(self, numbers: Any) -> NDArray[np.int64]:
         buckets: NDArray[np.int64] = np.searchsorted(self._buckets.first_batches, numbers, side="right") - 1

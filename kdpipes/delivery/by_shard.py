@@ -84,9 +84,8 @@ class WindowedOrder:
         sequence = Permutation(shards.num_shards, key=hash_key("shards", *key))[np.arange(shards.num_shards)]
         counts = np.diff(shards.stops, prepend=0)[sequence]
         self._stops = np.cumsum(counts)
-        self._shifts = (
-            shards.stops[sequence] - self._stops
-        )  # from a place in this epoch's sequence to that of the source
+        # From a place in this epoch's sequence to that of the source.
+        self._shifts = shards.stops[sequence] - self._stops
         self._windows: dict[int, Permutation] = {}
 
     def __getitem__(self, ordinals: NDArray[Any]) -> NDArray[Any]:

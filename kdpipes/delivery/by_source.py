@@ -12,9 +12,11 @@ from kdpipes.core.errors import ChainError, DataError
 from kdpipes.core.map_pipe import BatchShares, MapPipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
+from kdpipes.delivery.cut import Epoch, EqualCut, EqualEpoch
+from kdpipes.delivery.layout import Layout, Sharding
 from kdpipes.selection import Permutation, interleave_exactly, share_exactly, smallest_int
 
-__all__ = ["SourceOrder", "shares_of"]
+__all__ = ["SourceCut", "shares_of"]
 
 
 def shares_of(source: Any) -> BatchShares | None:
@@ -33,6 +35,42 @@ def shares_of(source: Any) -> BatchShares | None:
             "several sources, or is not of kdpipes. Put such pipes before the mix."
         )
     return None
+
+
+class SourceCut(EqualCut):
+    """Batches of equal size with fixed shares of the sources of a `mix`.
+
+    Args:
+        layout: The sizes of batches.
+        shares: The shares of the sources that the mix asks for.
+        is_shuffled: Whether each epoch has its own order.
+    """
+
+    def __init__(self, layout: Layout, shares: BatchShares, *, is_shuffled: bool) -> None:
+        super().__init__(layout, is_shuffled=is_shuffled)
+        self._shares = shares
+
+    def prepare(self, source: Any, num_ranks: int) -> Any:
+        # Each batch of a rank is composed, or each global batch if its size is given.
+        size = self._layout.batch_size or self._layout.size_of(num_ranks)
+        return self._once(lambda: SourceOrder(source.source_numbers(), self._shares, size))
+
+    def num_batches(self, source: Any, num_ranks: int) -> int:
+        return self._layout.num_batches(self._size(source, num_ranks), num_ranks)
+
+    def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
+        order = _EpochOrder(self.prepare(source, sharding.num_ranks), self._key(seed, number))
+        return EqualEpoch(self._size(source, sharding.num_ranks), self._layout, sharding, order)
+
+    def _size(self, source: Any, num_ranks: int) -> int:
+        """Return the length of an epoch. Ranks do not share what remains, or their batches had other shares."""
+        size, global_size = len(self.prepare(source, num_ranks)), self._layout.size_of(num_ranks)
+        if 0 < size < global_size:
+            raise DataError(
+                f"`mix` fills fewer batches in an epoch ({size // self._layout.size_of(1)}) than there are ranks "
+                f"({num_ranks}). Use fewer ranks, or smaller batches."
+            )
+        return size if self.uneven == "pad" else size - size % global_size
 
 
 class SourceOrder:
@@ -79,10 +117,6 @@ class SourceOrder:
     def __len__(self) -> int:
         return self.num_blocks * self.size
 
-    def of_epoch(self, key: tuple[int, int] | None) -> _EpochOrder:
-        """Return the order of an epoch; without seed and epoch as the key, that of the sources."""
-        return _EpochOrder(self, key)
-
 
 def _counts_in_block(shares: BatchShares, size: int) -> list[int]:
     if shares.kind == "fixed":
@@ -103,7 +137,7 @@ def _counts_in_block(shares: BatchShares, size: int) -> list[int]:
 
 
 class _EpochOrder:
-    """The order of one epoch: `order[ordinals]` returns positions."""
+    """The order of one epoch: `order[ordinals]` returns positions; without a key, in the order of the sources."""
 
     def __init__(self, order: SourceOrder, key: tuple[int, int] | None) -> None:
         self._order, self._key = order, key

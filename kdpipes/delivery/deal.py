@@ -13,15 +13,29 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, must_be, without_notes
+from kdpipes.core.errors import (
+    ChainError,
+    DataError,
+    check_count,
+    check_flag,
+    check_seed,
+    must_be,
+    reject_field,
+    without_notes,
+)
 from kdpipes.core.iter_pipe import seed_upstream
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
 from kdpipes.core.registry import functional_pipe
-from kdpipes.delivery.cut import Epoch, cut_of
+from kdpipes.delivery.by_class import ClassCut
+from kdpipes.delivery.by_length import LengthCut
+from kdpipes.delivery.by_source import SourceCut, shares_of
+from kdpipes.delivery.cut import Cut, Epoch, EqualCut, ShardCut
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
-from kdpipes.delivery.layout import Ranks, Sharding, Uneven
+from kdpipes.delivery.layout import Layout, Ranks, Sharding, Uneven
+from kdpipes.delivery.own_order import OwnCut, OwnOrder
+from kdpipes.delivery.packing import PackCut
 from kdpipes.delivery.skipping import LEFT_OUT
 
 __all__ = ["DealerMapDataPipe"]
@@ -142,7 +156,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if not isinstance(source_datapipe, MapDataPipe):
             raise TypeError(must_be("source_datapipe", "an indexed pipe", source_datapipe))
         self.source = source_datapipe
-        self._cut = cut_of(
+        self._cut = _cut_of(
             source_datapipe,
             batch_by,
             {"batch_size": batch_size, "global_batch_size": global_batch_size},
@@ -156,8 +170,13 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             seed=seed,
             uneven=uneven,
         )
-        self._layout = self._cut.layout
-        self._configure(shuffle, seed, ranks)
+        self._configure(self._cut, shuffle, seed, ranks)
+        handler = Chain.of(self).error_handler()
+        if handler is not None and handler.substitutes and not self._cut.substitutes:
+            raise ChainError(
+                '`on_error("substitute")` cannot be used with `deal(batch_by=...)`: a sample of another length would '
+                'not fit into the batch. Use `on_error("skip")`.'
+            )
 
     def __len__(self) -> int:
         return self._cut.num_batches(self.source, self.sharding().num_ranks)
@@ -166,7 +185,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         return self._cut.has_quick_length
 
     def fingerprint(self) -> Any:
-        return *super().fingerprint(), *self._cut.fingerprint(self.source, self.sharding().num_ranks)
+        read = self._cut.source_fingerprint(self.source, self.sharding().num_ranks)
+        return self._seed, self._shuffle, self._cut.fingerprint(), *read
 
     def planned_epoch(self, number: int, ranks: Ranks) -> Epoch:
         """Return how an epoch is cut into the batches of a rank."""
@@ -256,13 +276,6 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             f"error is {type(skipper.last_error).__name__}: {without_notes(skipper.last_error)}."
         ) from skipper.last_error
 
-    def _reject_substitutes(self) -> None:
-        if not self._cut.substitutes:
-            raise ChainError(
-                '`on_error("substitute")` cannot be used with `deal(batch_by=...)`: a sample of another length would '
-                'not fit into the batch. Use `on_error("skip")`.'
-            )
-
     def _tried(self, position: int, sample_key: SampleKey, batch: int) -> Any:
         source = self.source
         assert self._skipper is not None
@@ -273,3 +286,94 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _prepare(self) -> None:
         self._cut.prepare(self.source, self.sharding().num_ranks)
+
+
+def _cut_of(
+    source: Any,
+    batch_by: str | None,
+    sizes: dict[str, Any],
+    tokens: dict[str, Any],
+    of_classes: dict[str, Any],
+    *,
+    pack: bool,
+    shuffle: Shuffle,
+    window: int | None,
+    order: Any,
+    num_batches: int | None,
+    seed: int,
+    uneven: Uneven,
+) -> Cut:
+    """Return the cut that the arguments of `deal` describe; raise an error if some of them exclude others."""
+    is_by_class = bool(_given(of_classes))
+    is_by_length = not is_by_class and bool(_given({"batch_by": batch_by, **tokens}))
+    is_shuffled = bool(shuffle)
+    if is_by_class:
+        if len(_given(of_classes)) < len(of_classes) or batch_by != "class":
+            raise ValueError(
+                '`batch_by="class"`, `classes_per_batch` and `samples_per_class` must be given together: '
+                '`deal(batch_by="class", classes_per_batch=8, samples_per_class=4)`.'
+            )
+        for other in _given({**sizes, **tokens, "window": window}):
+            raise ValueError(f"`{other}` and `classes_per_batch` cannot be given together. Remove one of them.")
+        if uneven == "pad":
+            raise ValueError(
+                '`uneven="pad"` cannot be used with `batch_by="class"`, whose batches are all full. Remove it.'
+            )
+    if window is not None and (shuffle != "shards" or is_by_length):
+        raise ValueError('`window` must be given with `deal(shuffle="shards")`, and only there.')
+    if shuffle == "shards" and (is_by_length or is_by_class):
+        raise ValueError('`shuffle` must be True or False with `batch_by`, but is "shards" instead.')
+    window = None if window is None else check_count("window", window)
+    num_batches = None if num_batches is None else check_count("num_batches", num_batches)
+    own_order = None if order is None else OwnOrder(order, check_seed(seed))
+    for exclusive in (
+        {"order": order, "num_batches": num_batches, "batch_by": batch_by},
+        {"order": order, "shuffle": shuffle or None},
+    ):
+        if len(given := _given(exclusive)) > 1:
+            raise ValueError(f"`{given[0]}` and `{given[1]}` cannot be given together. Remove one of them.")
+    if num_batches is not None and uneven != "keep":
+        raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
+    is_one_row = tokens["max_tokens"] is not None and tokens["global_max_tokens"] is None and not is_by_class
+    if check_flag("pack", pack) and not is_one_row:
+        raise ValueError(
+            "`pack=True` needs the lengths and the size of a row: "
+            '`deal(batch_by="length", pack=True, max_tokens=4096)`.'
+        )
+    shares = shares_of(source)
+    cut: Cut
+    column: Any = batch_by
+    if pack:
+        rows = Layout(**(sizes if _given(sizes) else {**sizes, "batch_size": 1}), uneven=uneven)
+        cut = PackCut(column, tokens["max_tokens"], rows, is_shuffled=is_shuffled)
+    elif is_by_class:
+        cut = ClassCut(**of_classes, is_shuffled=is_shuffled)
+    elif is_by_length:
+        cut = LengthCut(column, sizes | tokens, uneven, is_shuffled=is_shuffled)
+    else:
+        layout = Layout(**sizes, uneven=uneven)
+        if own_order is not None:
+            cut = OwnCut(layout, own_order)
+        elif shares is not None:
+            cut = SourceCut(layout, shares, is_shuffled=is_shuffled)
+        elif shuffle == "shards":
+            cut = ShardCut(layout, window, num_batches)
+        else:
+            cut = EqualCut(layout, is_shuffled=is_shuffled, num_batches=num_batches)
+    if shares is not None:
+        others = {"batch_by": batch_by, "order": order, "num_batches": num_batches}
+        for other in _given({**others, "shuffle": "shards" if shuffle == "shards" else None}):
+            raise ValueError(
+                f"`{other}` cannot be used after `mix(per_batch=...)` or `mix(batches=...)`, which compose the "
+                "batches. Remove one of them; `shuffle=True` is possible."
+            )
+    if pack or is_by_length:
+        known = indexed(source, "deal", takes_samples=False).field_names()
+        if known is not None and column not in known:
+            hint = f'`.add_field({column!r}, lambda sample: len(sample["x"]))` adds one, for example.'
+            reject_field(column, "The source", known, hint)
+    return cut
+
+
+def _given(arguments: dict[str, Any]) -> list[str]:
+    return [name for name, value in arguments.items() if value is not None]

@@ -157,7 +157,13 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self._kept = KeptLanes()
         self._num_together = 0  # how many work pipes at the end work on the samples of a batch together
         self._has_warned = False  # that batches were dropped
-        self._configure(shuffle, seed, ranks)
+        self._configure(self._layout, shuffle, seed, ranks)
+        handler = Chain.of(self).error_handler()
+        if handler is not None and handler.substitutes:
+            raise ChainError(
+                '`on_error("substitute")` needs an indexed source, like `kdp.open_shards`, but '
+                f'`{pipe_name(self.source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'
+            )
         if shuffle is True or window is not None:
             raise ChainError(
                 f"`deal({'window=...' if window is not None else 'shuffle=True'})` needs an indexed source "
@@ -197,7 +203,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def fingerprint(self) -> Any:
         cut = (self._lanes, self._max_ranks) if self.has_lanes else None
         own = () if self._num_batches is None else (("num_batches", self._num_batches),)
-        return *super().fingerprint(), cut, *own
+        return self._seed, self._shuffle, self.uneven, cut, *own
 
     def sizes(self) -> dict[str, Any]:
         if not self.has_lanes:
@@ -512,12 +518,6 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def _prepare(self) -> None:
         if (shards := shards_behind(self)) is not None:
             _ = shards.num_shards  # globs are written out once, for all workers alike
-
-    def _reject_substitutes(self) -> None:
-        raise ChainError(
-            '`on_error("substitute")` needs an indexed source, like `kdp.open_shards`, but '
-            f'`{pipe_name(self.source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'
-        )
 
     def _made(self, epoch: int, dealt: Dealt, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
         return self._batch(epoch, dealt.number, lambda: self._items_of(epoch, dealt, list(parts)))

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -26,7 +26,7 @@ from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
 from kdpipes.core.traits import ItemForm, Traits
 from kdpipes.delivery.lanes import Cursors, merged
-from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
+from kdpipes.delivery.layout import NEW_LOADER, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, reject_empty
 
 __all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Resumable", "Shuffle", "fix_ranks"]
@@ -95,20 +95,29 @@ class Resumable(Streaming[Any]):
         load_state(self, state_dict, strict=strict)
 
 
+class _Sizing(Protocol):
+    """The sizes of batches: `Layout`, or a `Cut`."""
+
+    @property
+    def uneven(self) -> str: ...
+    def sizes(self, num_ranks: int) -> dict[str, Any]: ...
+    def batch_size_of(self, num_ranks: int) -> int | None: ...
+
+
 class Dealer(Resumable):
     """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
 
     for_users: ClassVar[tuple[str, ...]] = ()
 
     source: Any
-    _layout: Any
     traits = Traits(role="deal", gives="batches")
     is_for_all_ranks = False  # whether every rank gets all batches
     has_lanes = False  # whether workers and ranks read parts of a stream, not all of it
     continues = False  # whether an epoch begins where the lanes of the previous one have ended
     reads_ahead = True  # whether remote sources prefetch the next batches
 
-    def _configure(self, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
+    def _configure(self, sizing: _Sizing, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
+        self._sizing, self.uneven = sizing, sizing.uneven  # what happens to a short last batch
         if isinstance(ranks, bool) or ranks not in ("auto", 1):
             hint = "1 gives every rank all batches; another library may then split them between ranks."
             raise ValueError(must_be("ranks", '"auto" or 1', ranks, hint))
@@ -148,9 +157,6 @@ class Dealer(Resumable):
                 "Remove it."
             )
         self._reject_unseeded_rounds()
-        handler = Chain.of(self).error_handler()
-        if handler is not None and handler.substitutes:
-            self._reject_substitutes()
 
     def __iter__(self) -> Iterator[Batch]:
         is_forwarded = "_fast_forward_iterator" in self.__dict__
@@ -173,9 +179,6 @@ class Dealer(Resumable):
         is_only_part = self._num_parts() == 1  # one of several workers may well get nothing but bad samples
         if is_empty and is_only_part and self._limits is not None:
             self._limits.end()
-
-    def _reject_substitutes(self) -> None:
-        """Raise if `on_error("substitute")` cannot get another sample."""
 
     def _reject_unseeded_rounds(self) -> None:
         """Reject what reads a pipe that draws again and again: from the second round on it draws as it likes."""
@@ -387,10 +390,6 @@ class Dealer(Resumable):
                 )
             yield samples
 
-    def fingerprint(self) -> Any:
-        """Return what decides the batches, except for the sizes, which a state names."""
-        return self._seed, self._shuffle, self._layout.fingerprint()
-
     def skip(self, banned: Mapping[str, str], tell: Callable[[Skip], None]) -> None:
         """Leave out samples without trying them, and report each one that `on_error` leaves out.
 
@@ -425,27 +424,15 @@ class Dealer(Resumable):
 
     def sizes(self) -> dict[str, Any]:
         """Return the numbers, besides the identity, on which the batches depend."""
-        sizes: dict[str, Any] = self._layout.sizes(self.sharding().num_ranks)
-        return sizes
-
-    @property
-    def uneven(self) -> str:
-        """What happens to a short last batch."""
-        return str(self._layout.uneven)
+        return self._sizing.sizes(self.sharding().num_ranks)
 
     def row_size(self) -> int | None:
         """Return the number of tokens in a row of packed samples; None if samples are not packed."""
         return None
 
-    def num_ranks(self) -> int:
-        """Return the number of ranks that the batches are divided between."""
-        return self.sharding().num_ranks
-
-    def cut(self) -> tuple[int | None, str]:
-        """Return the size of this rank's batches (None with `batch_by`), and `uneven`."""
-        layout, num_ranks = self._layout, self.sharding().num_ranks
-        size = layout.size_of(num_ranks) // num_ranks if isinstance(layout, Layout) else layout.batch_size
-        return size, layout.uneven
+    def batch_size(self) -> int | None:
+        """Return the number of samples in a full batch of this rank; None if batches differ in size."""
+        return self._sizing.batch_size_of(self.sharding().num_ranks)
 
     def __getstate__(self) -> dict[str, Any]:
         if IterDataPipe.getstate_hook is not None:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch.distributed
-from numpy.typing import NDArray
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from kdpipes.core.errors import check_choice, check_count, check_one_of
-from kdpipes.core.order import ranges
-from kdpipes.delivery.by_shard import WindowedOrder
-from kdpipes.delivery.own_order import ContinuedOrder
 
 __all__ = [
     "NEW_LOADER",
-    "EqualEpoch",
     "Layout",
     "Ranks",
     "Sharding",
@@ -32,7 +24,6 @@ __all__ = [
 ]
 
 Uneven = Literal["keep", "pad", "drop"]
-_BLOCK = 1_024
 _IN_EPOCH = (
     "Call `torch.distributed.init_process_group` before the epoch begins, and destroy the group after it has ended."
 )
@@ -96,10 +87,6 @@ class Sharding:
     def first_from(self, batch: int) -> int:
         """Return the number of this worker's first batch, starting at `batch`."""
         return batch + (self.worker - batch) % self.num_workers
-
-    def part(self) -> tuple[int, int]:
-        """Return the number of this worker among all workers of all ranks, and how many there are."""
-        return self.worker * self.num_ranks + self.rank, self.num_ranks * self.num_workers
 
     def ranks_here(self) -> range:
         """Return the ranks on this machine, counted by `LOCAL_WORLD_SIZE`, which torchrun sets.
@@ -177,9 +164,9 @@ class Layout:
         start = batch * size
         return share_out(start, size if self.uneven == "pad" else min(size, num_samples - start), sharding)
 
-    def fingerprint(self) -> Any:
-        """Return the data on which the batches depend, except for the sizes, which are a separate part of states."""
-        return self.uneven
+    def batch_size_of(self, num_ranks: int) -> int:
+        """Return the number of samples in a full batch of one rank."""
+        return self.size_of(num_ranks) // num_ranks
 
     def sizes(self, num_ranks: int) -> dict[str, int]:
         """Return the sizes on which the batches depend, by name."""
@@ -199,60 +186,3 @@ def share_out(start: int, size: int, sharding: Sharding) -> range:
             'Use `deal(uneven="pad")` or `deal(uneven="drop")`.'
         )
     return range(start + size * rank // num_ranks, start + size * (rank + 1) // num_ranks)
-
-
-class EqualEpoch:
-    """An epoch of an indexed source in batches of equal size.
-
-    Args:
-        num_samples: The length of the source.
-        layout: How to divide the epoch into batches.
-        sharding: The rank and worker, and their numbers.
-        order: A map from ordinals to positions, `order[ordinals]`; None if they are equal.
-    """
-
-    def __init__(self, num_samples: int, layout: Layout, sharding: Sharding, order: Any = None) -> None:
-        self.num_samples, self._layout, self._sharding = num_samples, layout, sharding
-        self._order = order
-        self._blocks: deque[dict[int, NDArray[Any]]] = deque(maxlen=4)  # some batches are prefetched
-        self.num_batches = layout.num_batches(num_samples, sharding.num_ranks)
-        self.full_size = layout.size_of(sharding.num_ranks)
-
-    def ordinals(self, batch: int) -> range:
-        """Return the ordinals of this rank's part of a batch. Ordinals not below the number of samples are padding."""
-        return self._layout.ordinals(batch, self.num_samples, self._sharding)
-
-    def positions(self, batch: int) -> NDArray[Any]:
-        """Return the positions of the samples of this rank's part of a batch."""
-        block = next((block for block in self._blocks if batch in block), None)
-        if block is None:
-            block = self._block(batch)
-            self._blocks.append(block)
-        return block[batch]
-
-    def _block(self, first: int) -> dict[int, NDArray[Any]]:
-        """Return the positions of a batch and of this worker's next batches.
-
-        They are computed together, because a thousand positions in a permutation of ten million take only twice as long
-        as 32.
-        """
-        number = max(_BLOCK * self._sharding.num_ranks // self.full_size, 1)
-        batches = range(first, self.num_batches, self._sharding.num_workers)[:number]
-        parts = [self.ordinals(batch) for batch in batches]
-        places = np.concatenate([np.arange(part.start, part.stop) for part in parts]) % self.num_samples
-        positions = places if self._order is None else self._order[places]
-        ends = np.cumsum([len(part) for part in parts])
-        return dict(zip(batches, np.split(positions, ends[:-1]), strict=True))
-
-    def windows(self, batch: int) -> Iterator[NDArray[Any]]:
-        """Yield the positions that this machine needs from `batch` on, if the epoch goes shard by shard; else none."""
-        first = batch * self.full_size
-        if self._order is None:
-            ranks, num_ranks = self._sharding.ranks_here(), self._sharding.num_ranks
-            size = self.full_size
-            for positions in ranges(first, self.num_samples):
-                place = positions % size
-                is_here = (place >= size * ranks.start // num_ranks) & (place < size * ranks.stop // num_ranks)
-                yield positions[is_here]
-        elif isinstance(self._order, WindowedOrder | ContinuedOrder):
-            yield from self._order.by_shard(first)

@@ -1,9 +1,9 @@
-"""Orders of an epoch that `deal` takes besides a permutation: continued ones, functions, and torch's samplers."""
+"""The order of a function or sampler of the user's: `deal(order=...)`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import count, islice
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,57 +15,13 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.errors import ChainError, check_callable
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key, seeded_globals
-from kdpipes.delivery.by_shard import WindowedOrder
+from kdpipes.delivery.cut import Epoch, EqualCut, EqualEpoch
+from kdpipes.delivery.layout import Layout, Sharding
 
-__all__ = ["ContinuedOrder", "OwnOrder"]
+__all__ = ["OwnCut", "OwnOrder"]
 
 # A sampler that gives more positions than this many passes over the source, and this many more, is taken to be endless.
 _MOST_PASSES, _MOST_MORE = 10, 1_000_000
-
-
-class ContinuedOrder:
-    """The order of an epoch that begins where the previous one has ended, in an endless sequence of passes.
-
-    Each pass holds every sample once, in an order of its own.
-
-    Args:
-        size: The number of samples of a pass, at least 1.
-        start: The number of samples of all earlier epochs.
-        order_of: A function that returns the order of a pass by its number; None where positions are in order.
-    """
-
-    def __init__(self, size: int, start: int, order_of: Callable[[int], Any] | None) -> None:
-        self._size, self._start, self._order_of = size, start, order_of
-        self._passes: dict[int, Any] = {}
-
-    def __getitem__(self, ordinals: NDArray[Any]) -> NDArray[Any]:
-        """Return the positions of samples by their ordinals in the epoch."""
-        passes, places = np.divmod(self._start + np.asarray(ordinals, dtype=np.int64), self._size)
-        if self._order_of is None:
-            return places
-        positions = np.empty_like(places)
-        for number in np.unique(passes).tolist():
-            chosen = passes == number
-            positions[chosen] = self._pass(number)[places[chosen]]
-        return positions
-
-    def by_shard(self, first: int) -> Iterator[NDArray[Any]]:
-        """Yield positions as `WindowedOrder.by_shard` does, endlessly: the next epoch continues there."""
-        begin, place = divmod(self._start + first, self._size)
-        for number in count(begin):
-            order = self._pass(number)
-            if not isinstance(order, WindowedOrder):
-                return
-            yield from order.by_shard(place)
-            place = 0
-
-    def _pass(self, number: int) -> Any:
-        if self._order_of is None:
-            return None
-        if number not in self._passes:
-            self._passes = {key: kept for key, kept in self._passes.items() if key >= number - 1}
-            self._passes[number] = self._order_of(number)
-        return self._passes[number]
 
 
 @runtime_checkable
@@ -164,5 +120,40 @@ class OwnOrder(Fingerprinted):
             raise ValueError(
                 f"`order` must end, but is a sampler that gave more than {most:,} positions for {size:,} samples. Use "
                 "`deal(num_batches=...)` for epochs of any length."
+            )
+        return positions
+
+
+class OwnCut(EqualCut):
+    """Batches of equal size, in the order of a function or sampler of the user's.
+
+    Args:
+        layout: The sizes of batches.
+        order: A function that returns the positions of an epoch.
+    """
+
+    def __init__(self, layout: Layout, order: OwnOrder) -> None:
+        super().__init__(layout, is_shuffled=False)
+        self._order = order
+
+    def source_fingerprint(self, source: Any, num_ranks: int) -> tuple[Any, ...]:
+        return ((self._order, self._positions(source, num_ranks, 0)),)
+
+    def num_batches(self, source: Any, num_ranks: int) -> int:
+        return self._layout.num_batches(len(self._positions(source, num_ranks, 0)), num_ranks)
+
+    def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
+        positions = self._positions(source, sharding.num_ranks, number)
+        return EqualEpoch(len(positions), self._layout, sharding, positions)
+
+    def _positions(self, source: Any, num_ranks: int, epoch: int) -> NDArray[Any]:
+        """Return the positions of an epoch; raise if epochs differ in length."""
+        self._order.reject_ranks(num_ranks)
+        first: NDArray[Any] = self._once(lambda: self._order.positions(0, len(source)))
+        positions = self._order.positions(epoch, len(source)) if epoch else first
+        if len(positions) != len(first):
+            raise ValueError(
+                f"`order` must give equally many positions in each epoch, but gave {len(first)} for epoch 0 and "
+                f"{len(positions)} for epoch {epoch}. `deal(num_batches=...)` makes epochs of any length."
             )
         return positions

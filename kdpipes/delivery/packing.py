@@ -1,64 +1,71 @@
-"""Pack samples of varying length into rows of a fixed number of tokens. Pure arithmetic."""
+"""Pack samples of varying length into rows of a fixed number of tokens."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError, check_count, must_be
+from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key
-from kdpipes.delivery.by_length import LengthOrder
+from kdpipes.delivery.by_length import LengthOrder, check_column, read_lengths
+from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Layout, Sharding
 from kdpipes.selection import smallest_int
 
-__all__ = ["PackEpoch", "Packing", "Packs"]
+__all__ = ["PackCut", "Packs"]
 
 Content = list[tuple[int, int]]  # what a row has of each distinct length: (number of the length, how often)
 
 
-@dataclass(frozen=True)
-class Packing:
-    """How an epoch is divided into batches of rows, each with several samples.
+class PackCut(Cut):
+    """Batches of rows, each of which holds several samples.
 
     Args:
         column: The name of the field with the lengths.
         max_tokens: The number of tokens in a row.
         rows: The division of all rows into batches.
+        is_shuffled: Whether each epoch has its own order.
     """
 
-    column: str
-    max_tokens: int
-    rows: Layout
+    fixed_by = "deal(pack=True)"
+    substitutes = False
+    row_size: int
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.column, str):
-            raise TypeError(must_be("batch_by", 'the name of a field, like "length"', self.column))
-        object.__setattr__(self, "max_tokens", check_count("max_tokens", self.max_tokens))
-        if self.rows.uneven == "pad":
+    def __init__(self, column: str, max_tokens: int, rows: Layout, *, is_shuffled: bool) -> None:
+        super().__init__(rows.uneven, is_shuffled=is_shuffled)
+        self._column, self.row_size, self._rows = check_column(column), check_count("max_tokens", max_tokens), rows
+        if rows.uneven == "pad":
             raise ValueError('`uneven="pad"` cannot be used with `pack=True`. Use "keep" or "drop".')
 
-    @property
-    def uneven(self) -> str:
-        """What to do with a last batch that has fewer rows."""
-        return self.rows.uneven
-
-    @property
-    def batch_size(self) -> None:
-        """Not known: batches have equally many rows, but not equally many samples."""
+    def prepare(self, source: Any, num_ranks: int) -> Any:
+        self.fix(source)
+        return self._once(lambda: self._packs(source))
 
     def fingerprint(self) -> Any:
-        """Return the data on which the batches depend, except for the sizes, which are a separate part of states."""
-        return "pack", self.rows.uneven
+        return "pack", self.uneven
 
     def sizes(self, num_ranks: int) -> dict[str, Any]:
-        """Return the sizes on which the batches depend, by name."""
-        return {"batch_by": self.column, "max_tokens": self.max_tokens, **self.rows.sizes(num_ranks)}
+        return {"batch_by": self._column, "max_tokens": self.row_size, **self._rows.sizes(num_ranks)}
+
+    def num_batches(self, source: Any, num_ranks: int) -> int:
+        return self._rows.num_batches(len(self.prepare(source, num_ranks)), num_ranks)
+
+    def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
+        return PackEpoch(self.prepare(source, sharding.num_ranks), self._rows, sharding, self._key(seed, number))
+
+    def _packs(self, source: Any) -> Packs:
+        order, limit = read_lengths(source, self._column), self.row_size
+        if len(order) and order.length_at(0) > limit:
+            raise DataError(
+                f"Sample {source.fetch(int(order.positions[0])).key!r} has {self._column} {order.length_at(0)}, more "
+                f"than the `max_tokens={limit}` of a row. Leave such samples out, "
+                f"`pipe[pipe.column({self._column!r}) <= {limit}]`, or raise the limit."
+            )
+        return Packs(order, limit)
 
 
 class Packs(Fingerprinted):
@@ -69,24 +76,14 @@ class Packs(Fingerprinted):
     Cross-contamination", 2021): only the last step, which writes them down, depends on the number of samples.
 
     Args:
-        order: The samples in the order of their lengths, longest first.
-        source: The indexed pipe, for errors.
-        layout: The column of lengths and the number of tokens in a row.
-
-    Raises:
-        DataError: A sample is longer than a row.
+        order: The samples in the order of their lengths, longest first, none longer than a row.
+        max_tokens: The number of tokens in a row.
     """
 
-    def __init__(self, order: LengthOrder, source: Any, layout: Packing) -> None:
-        if len(order) and order.length_at(0) > layout.max_tokens:
-            raise DataError(
-                f"Sample {source.fetch(int(order.positions[0])).key!r} has {layout.column} {order.length_at(0)}, more "
-                f"than the `max_tokens={layout.max_tokens}` of a row. Leave such samples out, "
-                f"`pipe[pipe.column({layout.column!r}) <= {layout.max_tokens}]`, or raise the limit."
-            )
+    def __init__(self, order: LengthOrder, max_tokens: int) -> None:
         self.order = order
         values, counts = order.distinct()
-        rows = _best_fit(np.maximum(values, 1).tolist(), counts.tolist(), layout.max_tokens)
+        rows = _best_fit(np.maximum(values, 1).tolist(), counts.tolist(), max_tokens)
         kinds: list[NDArray[Any]] = []
         sizes: list[NDArray[Any]] = []
         for number, content in rows:
@@ -95,8 +92,6 @@ class Packs(Fingerprinted):
             sizes.append(np.full(number, len(of_row), dtype=np.int32))
         self.kinds = np.concatenate(kinds) if kinds else np.zeros(0, dtype=np.int32)  # the length of each sample
         self.sizes = np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int32)  # the samples of each row
-        self.num_tokens = int((values * counts).sum())
-        self.efficiency = self.num_tokens / max(len(self.sizes) * layout.max_tokens, 1)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -166,17 +161,17 @@ def _best_fit(lengths: list[int], counts: list[int], max_tokens: int) -> list[tu
     return [(number, content) for _, number, content in sorted(found, key=lambda row: row[0])]
 
 
-class PackEpoch:
+class PackEpoch(Epoch):
     """An epoch in batches of packed rows.
 
     Args:
         packs: The rows.
-        layout: How to divide the rows into batches.
+        layout: The division of all rows into batches.
         sharding: The rank and the number of ranks.
         key: The seed and the epoch of a shuffled order; None if the epoch is not shuffled, or only counted.
     """
 
-    def __init__(self, packs: Packs, layout: Packing, sharding: Sharding, key: tuple[int, int] | None = None) -> None:
+    def __init__(self, packs: Packs, layout: Layout, sharding: Sharding, key: tuple[int, int] | None) -> None:
         self._packs, self._layout, self._sharding, self._key = packs, layout, sharding, key
         self._rows = np.arange(len(packs))
         if key is not None:
@@ -184,15 +179,14 @@ class PackEpoch:
         self._stops = np.concatenate([[0], np.cumsum(packs.sizes[self._rows], dtype=np.int64)])
         self._starts = np.cumsum(packs.sizes, dtype=np.int64) - packs.sizes
         self.num_samples = int(self._stops[-1])
-        self.num_batches = layout.rows.num_batches(len(packs), sharding.num_ranks)
-        self.full_size = layout.rows.size_of(sharding.num_ranks)
+        self.num_batches = layout.num_batches(len(packs), sharding.num_ranks)
+        self.full_size = layout.size_of(sharding.num_ranks)
         self._filled: NDArray[Any] | None = None  # made when the first batch is asked for
 
     def _rows_of(self, batch: int) -> range:
-        return self._layout.rows.ordinals(batch, len(self._packs), self._sharding)
+        return self._layout.ordinals(batch, len(self._packs), self._sharding)
 
     def ordinals(self, batch: int) -> range:
-        """Return the ordinals of the samples in this rank's part of a batch."""
         rows = self._rows_of(batch)
         return range(int(self._stops[rows.start]), int(self._stops[rows.stop]))
 
@@ -210,7 +204,3 @@ class PackEpoch:
             for row in np.sort(self._rows[rows.start : rows.stop]).tolist()
         ]
         return np.concatenate(parts)
-
-    def windows(self, batch: int) -> Iterator[NDArray[Any]]:
-        """Return no positions, because the samples of a row come from all shards."""
-        return iter(())

@@ -244,12 +244,12 @@ class Loader:
     @property
     def batch_size(self) -> int | None:
         """The number of samples in a batch of this rank; None if batches differ in size."""
-        return None if self._dealer is None else self._dealer.cut()[0]
+        return None if self._dealer is None else self._dealer.batch_size()
 
     @property
     def drop_last(self) -> bool:
         """Whether `deal(uneven="drop")` leaves out a last batch that is short."""
-        return self._dealer is not None and self._dealer.cut()[1] == "drop"
+        return self._dealer is not None and self._dealer.uneven == "drop"
 
     @staticmethod
     def collate_fn(batch: Any) -> Any:

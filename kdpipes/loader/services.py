@@ -262,7 +262,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         dealer, handler = chain.resumable_deal(), chain.error_handler()
         limits = None
         if dealer is not None and handler is not None:
-            limits = SkipLimits(handler, dealer.num_ranks(), self._position.number)
+            limits = SkipLimits(handler, dealer.sharding().num_ranks, self._position.number)
         plan = None if dealer is None or not dealer.has_lanes else dealer.lane_plan()
         if plan is not None and len(self._workers) > plan.num_groups and not self._has_warned:
             self._has_warned = True

@@ -153,7 +153,7 @@ def check_elastic(
             with as_rank(rank, number):
                 if deal.sizes() == sizes:
                     parts.append(_epochs(lambda: _dealt(_made(chain)), num_epochs, num_workers=0))
-        is_cut = deal.has_lanes and deal.cut()[1] != "keep"
+        is_cut = deal.has_lanes and deal.uneven != "keep"
         for epoch in range(num_epochs if len(parts) == number else 0):
             batches = list(zip_longest(*(part[epoch] for part in parts), fillvalue=[]))
             batches = [batch for batch in batches if all(batch)] if is_cut else batches
@@ -245,7 +245,7 @@ def check_exactly_once(chain: Any, *, num_workers: int = 2, num_ranks: int = 2, 
                     kill_one_worker()
             if isinstance(deal.source, MapPipe):
                 receipts.append(loader.receipt())
-    is_dropped = deal.cut()[1] == "drop"
+    is_dropped = deal.uneven == "drop"
     with as_rank(0, 1):  # of a stream, one rank may drop more samples than several
         batches = [deal.source] if is_dropped and deal.has_lanes else _first_epoch(deal)
         expected = [item for batch in batches for item in batch]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.delivery.by_length import ByLength, LengthEpoch, LengthOrder
+from kdpipes.delivery.by_length import LengthCut, LengthEpoch, LengthOrder
 from kdpipes.delivery.layout import Sharding
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 400)
@@ -58,10 +58,10 @@ def epochs(pipe: Any, number: int = 2) -> list[list[list[int]]]:
 def test_ranks_share_out_each_sample_once_within_the_limits(
     lengths: list[int], limits: dict[str, int], num_ranks: int, uneven: Any, key: Any
 ) -> None:
-    layout = ByLength("length", key is not None, limits, uneven)
+    cut = LengthCut("length", limits, uneven, is_shuffled=key is not None)
     order = LengthOrder(np.asarray(lengths, dtype=np.int64))
     assert [lengths[place] for place in order.positions] == sorted(lengths, reverse=True)
-    shares = [LengthEpoch(order, layout, Sharding(rank, num_ranks), key) for rank in range(num_ranks)]
+    shares = [LengthEpoch(cut, order, Sharding(rank, num_ranks), key) for rank in range(num_ranks)]
     positions: list[int] = []
     ordinals: list[int] = []
     padded = 0
@@ -137,9 +137,10 @@ def test_a_state_of_batches_per_rank_fits_as_many_ranks_only() -> None:
 
 
 def test_the_global_batches_are_the_same_for_any_number_of_ranks() -> None:
-    layout, order = ByLength("length", True, {"global_max_tokens": 700}, "keep"), LengthOrder(LENGTHS)
+    cut = LengthCut("length", {"global_max_tokens": 700}, "keep", is_shuffled=True)
+    order = LengthOrder(LENGTHS)
     whole, *shares = (
-        LengthEpoch(order, layout, Sharding(*rank), (0, 1)) for rank in [(0, 1), *((rank, 3) for rank in range(3))]
+        LengthEpoch(cut, order, Sharding(*rank), (0, 1)) for rank in [(0, 1), *((rank, 3) for rank in range(3))]
     )
     for batch in range(whole.num_batches):
         together = np.concatenate([share.positions(batch) for share in shares])

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-from kdpipes.delivery.layout import EqualEpoch, Layout, Sharding
+from kdpipes.delivery.cut import EqualEpoch
+from kdpipes.delivery.layout import Layout, Sharding
 from kdpipes.selection import Permutation
 
 
