@@ -204,7 +204,6 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             warnings.warn(self._cut.why_empty(epoch, sharding.num_ranks), stacklevel=2)
         if epoch.num_batches:
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is rejected at its start
-        self._starts_epoch(first)
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
         prefetches = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
         traits = [node.traits for node in Chain.of(self.source)] if prefetches else []
@@ -219,11 +218,10 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                     with planning(planned):
                         self.source.prefetch(Order.of_next(epoch.positions(later)))
             ordinals = epoch.ordinals(batch)
-            self._report(Dealt(batch, len(ordinals)))
             make = partial(self._items, epoch.positions(batch), number, ordinals, size, batch)
             if self._skipper is None and len(ordinals) >= _FEW:
                 make = partial(try_unseeded, make)  # it may make the items twice, so none of them may be skipped
-            if items := self._batch(number, batch, make):
+            if items := self._batch(number, Dealt(batch, len(ordinals)), make):
                 yield items
         self._end(number)
 

@@ -244,7 +244,6 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def iterate(self) -> Iterator[Batch]:
         epoch, first = self._begin()
-        self._starts_epoch(first)
         self._num_together = len(tail_of(self.source))
         plan = self.lane_plan()
         if plan is None and self._num_batches is not None:
@@ -299,13 +298,14 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                         start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
                         padding = lane.padding(plan.piece_size - len(items)) if uneven == "pad" else []
                         for place, item in enumerate([*items, *padding]):
-                            parts.append((item, self._sample_key(epoch, start + place, is_padding=place >= len(items))))
+                            parts.append(
+                                (item, SampleKey(self._seed, epoch, start + place, is_padding=place >= len(items)))
+                            )
                     if is_whole:
                         size = plan.piece_size // self._sharding.num_ranks
                         parts = parts[size * self._sharding.rank : size * (self._sharding.rank + 1)]
                     places = ((lane.number, lane.cursor) for lane in group)
                     dealt = Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None))
-                    self._report(dealt)
                     if made := self._made(epoch, dealt, parts):
                         yield made
                 if not lanes:
@@ -370,7 +370,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                     same = self._lane_in_passes(plan, lane, at, begun)
                 lanes[group].append(same)
         self._first_cursors = tuple(sorted(cursors.items()))
-        self._cursors = self._first_cursors, ()
+        self._cursors = self._first_cursors
         return lanes
 
     def _lane_in_passes(self, plan: LanePlan, number: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
@@ -397,10 +397,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self._kept.close()
 
     def _end(self, epoch: int) -> None:
-        cursors = self._cursors[0]
+        cursors = self._cursors
         super()._end(epoch)
         if self.continues and get_worker_info() is None:
-            self._cursors = cursors, ()
+            self._cursors = cursors
 
     def _agree_on_end(self) -> Callable[[int, Any], None] | None:
         """Return the function that reports to other ranks which lanes have ended; None if no rank waits for this one.
@@ -468,10 +468,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 start, ordinals = num_samples - number, self._layout.ordinals(batch, num_samples, sharding)
                 places = () if shards is None else ((0, Cursor(*shards.cursor, num_batches=batch + 1)),)
                 dealt = Dealt(batch, len(ordinals), places)
-                self._report(dealt)
                 if ordinals.stop > num_samples:
                     taken += self._padding(epoch, global_size - number)
-                keys = (self._sample_key(epoch, place, is_padding=place >= num_samples) for place in ordinals)
+                keys = (SampleKey(self._seed, epoch, place, is_padding=place >= num_samples) for place in ordinals)
                 if made := self._made(epoch, dealt, zip(taken[ordinals.start - start :], keys, strict=False)):
                     yield made
             if is_last:
@@ -520,7 +519,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             _ = shards.num_shards  # globs are written out once, for all workers alike
 
     def _made(self, epoch: int, dealt: Dealt, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
-        return self._batch(epoch, dealt.number, lambda: self._items_of(epoch, dealt, list(parts)))
+        return self._batch(epoch, dealt, lambda: self._items_of(epoch, dealt, list(parts)))
 
     def _items_of(self, epoch: int, dealt: Dealt, parts: list[tuple[Any, SampleKey]]) -> list[Any]:
         """Return the items of a batch, and note the samples for a receipt."""

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -17,7 +17,7 @@ from torch.utils.data.datapipes.map import Batcher as IndexedBatcher
 
 from kdpipes.core.bulk import BulkReader
 from kdpipes.core.chain import Chain, upstream_of
-from kdpipes.core.errors import ChainError, add_note, check_choice, check_count, check_seed, must_be
+from kdpipes.core.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey
@@ -27,7 +27,7 @@ from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
 from kdpipes.core.traits import ItemForm, Traits
 from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, Sharding, check_ranks, group_ranks, ranks_now
-from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper, reject_empty
+from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper
 
 __all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Resumable", "Shuffle", "fix_ranks"]
 
@@ -52,6 +52,14 @@ class Dealt:
     num_samples: int
     cursors: Cursors = ()
     hashes: bytearray = field(default_factory=bytearray)
+
+
+class _Start(NamedTuple):
+    """Where the next iteration begins, in the epoch of a state that was loaded; None means whichever comes next."""
+
+    epoch: int | None = None
+    batch: int = 0
+    cursors: Cursors = ()
 
 
 Listener = Callable[[Dealt], None]
@@ -128,20 +136,18 @@ class Dealer(Resumable):
         self._seed = check_seed(seed)
         self._epochs = EpochCounter()
         self._bulk_reader = BulkReader()
-        self._first_batch = 0
-        self._resumed: int | None = None  # the epoch of `_first_batch`; None means the next one
+        self._start = _Start()
         self._stands: tuple[int, int] | None = None  # the next epoch and batch; None before the epoch begins
-        self._resume_cursors: Cursors = ()  # where the next iteration begins
-        self._first_cursors: Cursors = ()  # where the current one began
-        self._cursors: tuple[Cursors, Cursors] = ((), ())  # after the last batch, and of the current one
+        self._first_cursors: Cursors = ()  # where the current iteration began
+        self._cursors: Cursors = ()  # after the last batch
         self.known_pipes: list[str] | None = None  # the fingerprints, which `state_dict` reads once
         self._listener: Listener | None = None
         self._report_turn: TurnListener | None = None
         self._told_of_skips: Callable[[Skip], None] | None = None
         self._banned: Mapping[str, str] = {}
         self._skipper: Skipper | None = None
-        self._is_limited = False  # whether this copy checks what `on_error` allows, since no loader does
-        self._limits: SkipLimits | None = None
+        self._limits: SkipLimits | None = None  # what `on_error` allows, if no loader checks it
+        self._is_empty = True  # whether the epoch has given no batch so far
         self._seen: Callable[[Sample], None] | None = None
         self._sharding = Sharding()  # for the last epoch begun
         self._is_rank_fixed = False
@@ -156,34 +162,11 @@ class Dealer(Resumable):
                 f"`.deal()` shards, but `{pipe_name(sharder)}` upstream does so as well, and samples would be lost. "
                 "Remove it."
             )
-        self._reject_unseeded_rounds()
-
-    def __iter__(self) -> Iterator[Batch]:
-        is_forwarded = "_fast_forward_iterator" in self.__dict__
-        batches = super().__iter__()
-        if is_forwarded:
-            return batches
-        self._is_limited = self._told_of_skips is None and Chain.of(self).error_handler() is not None
-        return self._limited(batches) if self._is_limited else batches
-
-    def _num_parts(self) -> int:
-        sharding = self.sharding()
-        return sharding.num_ranks * sharding.num_workers
-
-    def _limited(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches of an epoch that no loader counts."""
-        is_empty = True
-        for batch in batches:
-            is_empty = False
-            yield batch
-        is_only_part = self._num_parts() == 1  # one of several workers may well get nothing but bad samples
-        if is_empty and is_only_part and self._limits is not None:
-            self._limits.end()
-
-    def _reject_unseeded_rounds(self) -> None:
-        """Reject what reads a pipe that draws again and again: from the second round on it draws as it likes."""
+        # From the second round on, random stock pipes draw as they like.
         for cycler in Chain.of(self.source).pipes:
-            if is_of_torchdata(cycler, "Cycler") and any(_draws(pipe) for pipe in Chain.of(cycler).pipes):
+            if is_of_torchdata(cycler, "Cycler") and any(
+                isinstance(pipe, Seeded) and not isinstance(pipe, IterPipe) for pipe in Chain.of(cycler).pipes
+            ):
                 raise ChainError(
                     "`.cycle()` reads a random pipe again, each worker in another order: samples would be lost and "
                     "duplicated. Use `.repeat_until(repetitions=...)` instead."
@@ -257,15 +240,12 @@ class Dealer(Resumable):
         self._epochs.seeded()
         self._stands = None
         self._prepare()
-        self._note_ranks_of_workers()
-        return self
-
-    def _note_ranks_of_workers(self) -> None:
-        """Note the ranks that the workers of torch's DataLoader deal to; persistent workers cannot change them."""
+        # Persistent workers of torch's DataLoader cannot change the ranks that they deal to.
         ranks, process = self._checked_sharding().ranks(), os.getpid()
         if self._dealt_by_workers is not None and self._dealt_by_workers[0] == process:
             check_ranks(self._dealt_by_workers[1], ranks, NEW_LOADER)
         self._dealt_by_workers = process, ranks
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0; a state that was loaded for it stays valid."""
@@ -301,8 +281,7 @@ class Dealer(Resumable):
                 this one, with the number of the turn's first batch, and for each lane whether it has samples for the
                 turn, and where it stood before.
         """
-        self._first_batch, self._resumed = batch, None
-        self._resume_cursors = cursors
+        self._start = _Start(None, batch, cursors)
         self._listener, self._report_turn = listener, report_turn
 
     def stop_listening(self) -> None:
@@ -312,8 +291,8 @@ class Dealer(Resumable):
     def resume_at(self, epoch: int, batch: int, cursors: Cursors) -> None:
         """Make the next iteration that of `epoch`, starting at `batch`."""
         self._epochs.move_to(epoch)
-        self.start_at(batch, cursors=cursors)
-        self._resumed, self._stands, self._cursors = epoch, (epoch, batch), (cursors, ())
+        self.start_at(batch)
+        self._start, self._stands, self._cursors = _Start(epoch, batch, cursors), (epoch, batch), cursors
 
     def share_epochs(self, ahead: torch.Tensor, *, is_new: bool) -> None:
         """Count epochs together with the copies of this pipe in other processes: see `EpochCounter.share`."""
@@ -321,7 +300,7 @@ class Dealer(Resumable):
 
     def pass_over(self) -> None:
         """Make the next iteration the next epoch, if a state was loaded and the rest of its epoch was not requested."""
-        if self._resumed is not None and self._first_batch:
+        if self._start.epoch is not None and self._start.batch:
             self._epochs.skip(1)
             self.start_at(0)
             self._stands = None
@@ -329,98 +308,81 @@ class Dealer(Resumable):
     @property
     def is_resumed(self) -> bool:
         """Whether the next iteration resumes from a state."""
-        return self._resumed is not None and self._resumed == self._epochs.peek()
+        return self._start.epoch == self._epochs.peek()
 
     def position(self) -> tuple[int, int, Cursors]:
         """Return the next epoch and batch, and the cursors of the stream."""
         if self._stands is not None:
-            return *self._stands, self._cursors[0]
+            return *self._stands, self._cursors
         epoch = self._epochs.peek()
-        is_resumed = self._resumed in (None, epoch)
-        return epoch, self._first_batch if is_resumed else 0, self._resume_cursors if is_resumed else ()
+        return epoch, *self._start_of(epoch)[1:]
+
+    def _start_of(self, epoch: int) -> _Start:
+        """Return where an epoch begins: not where a state did, if another epoch was set, or that one abandoned."""
+        return self._start if self._start.epoch in (None, epoch) else _Start()
 
     def whole_samples(
         self, epoch: int, batch: int, *, seed: int | None = None, seen: Callable[[Sample], None] | None = None
     ) -> Batch | None:
-        """Return the samples of one batch before `select`; None if the epoch has no such batch.
-
-        Args:
-            epoch: The number of the epoch.
-            batch: The number of the batch.
-            seed: The seed to use instead of the dealer's.
-            seen: A function that is called with each sample before it is loaded.
-        """
-        numbers: list[int] = []
-        batches = self.whole_batches(
-            epoch, seed=seed, seen=seen, first=batch, listener=lambda dealt: numbers.append(dealt.number)
-        )
-        samples = next(batches, None)
-        return samples if numbers[-1:] == [batch] else None
+        """Return the samples of one batch before `select`; None if the epoch has no such batch."""
+        number, samples = next(self.whole_batches(epoch, seed=seed, seen=seen, first=batch), (None, None))
+        return samples if number == batch else None
 
     def whole_batches(
-        self,
-        epoch: int,
-        *,
-        seed: int | None = None,
-        seen: Callable[[Sample], None] | None = None,
-        first: int = 0,
-        listener: Listener | None = None,
-    ) -> Iterator[Batch]:
-        """Yield the batches of an epoch as lists of samples before `select`: see `whole_samples`.
+        self, epoch: int, *, seed: int | None = None, seen: Callable[[Sample], None] | None = None, first: int = 0
+    ) -> Iterator[tuple[int, Batch]]:
+        """Yield the batches of an epoch as lists of samples before `select`, with their numbers.
 
         Args:
             epoch: The number of the epoch.
             seed: The seed to use instead of the dealer's.
             seen: A function that is called with each sample before it is loaded.
             first: The number of the first batch.
-            listener: A function that is called for each batch before it is made.
         """
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
         dealer.source, dealer._epochs = self.source.source if is_selected else self.source, EpochCounter()
         dealer._bulk_reader = BulkReader()  # it finds out what the source can do
-        dealer._seed, dealer._seen, dealer._is_limited = self._seed if seed is None else seed, seen, False
+        dealer._seed, dealer._seen = self._seed if seed is None else seed, seen
+        dealer._told_of_skips = Skip.log  # and none is too many
         dealer.set_epoch(epoch)
-        dealer.start_at(first, listener)
+        dealer.start_at(first)
         for samples in dealer.iterate():
             if samples and not isinstance(samples[0], Sample):
                 raise ChainError(
                     f"`deal` takes samples, but `{pipe_name(dealer.source)}` gives {type(samples[0]).__name__}. Put "
                     "stock pipes before `.select()`."
                 )
-            yield samples
+            yield dealer.position()[1] - 1, samples
 
     def skip(self, banned: Mapping[str, str], tell: Callable[[Skip], None]) -> None:
-        """Leave out samples without trying them, and report each one that `on_error` leaves out.
-
-        Args:
-            banned: The reasons, by the samples' keys.
-            tell: A function that is called for each sample that is left out, in the process that makes the batch.
-        """
+        """Leave out the samples with the keys `banned` untried, and call `tell` with each one that is left out."""
         self._banned, self._told_of_skips = dict(banned), tell
 
     def _begin(self) -> tuple[int, int]:
         """Return the epoch that begins and its first batch."""
         self._sharding, self._dealt_by_workers = self._checked_sharding(), None
         epoch = self._epochs.begin()
-        if self._resumed not in (None, epoch):  # another epoch was set, or the resumed one was abandoned
-            self._first_batch, self._resume_cursors = 0, ()
-        first, self._first_batch, self._resumed = self._first_batch, 0, None
-        self._first_cursors, self._resume_cursors = self._resume_cursors, ()
-        self._stands, self._cursors = (epoch, first), (self._first_cursors, ())
-        return epoch, first
+        start, self._start = self._start_of(epoch), _Start()
+        self._first_cursors = self._cursors = start.cursors
+        self._stands, self._is_empty = (epoch, start.batch), True
+        handler, sharding = Chain.of(self).error_handler(), self._sharding
+        self._skipper = self._limits = None
+        if handler is not None:
+            if self._told_of_skips is None:
+                self._limits = SkipLimits(handler, sharding.num_ranks * sharding.num_workers, start.batch)
+            self._skipper = Skipper(handler, self._banned, self._told_of_skips, self._seen, self._limits)
+        return epoch, start.batch
 
     def _end(self, epoch: int) -> None:
         """Note that the epoch is over; in a worker, only its part is, as other workers may not be done."""
         if get_worker_info() is None:
-            self._stands, self._cursors = (epoch + 1, 0), ((), ())
+            self._stands, self._cursors = (epoch + 1, 0), ()
         else:
             self._stands = epoch, max(self.position()[1], 1)
-
-    def _report(self, dealt: Dealt) -> None:
-        self._cursors = self._cursors[0], dealt.cursors
-        if self._listener is not None:
-            self._listener(dealt)
+        is_only_part = self._sharding.num_ranks * self._sharding.num_workers == 1
+        if self._limits is not None and self._is_empty and is_only_part:  # one of several may get only bad samples
+            self._limits.end()
 
     def sizes(self) -> dict[str, Any]:
         """Return the numbers, besides the identity, on which the batches depend."""
@@ -444,13 +406,6 @@ class Dealer(Resumable):
     def _prepare(self) -> None:
         """Compute what all copies of the chain need, before it is copied."""
 
-    def _starts_epoch(self, first: int) -> Skipper | None:
-        """Return the object that skips bad samples in an epoch from batch `first` on; None without `on_error`."""
-        handler, tell, seen = Chain.of(self).error_handler(), self._told_of_skips, self._seen
-        self._limits = SkipLimits(handler, self._num_parts(), first) if self._is_limited else None
-        self._skipper = None if handler is None else Skipper(handler, self._banned, tell, seen, self._limits)
-        return self._skipper
-
     @property
     def is_shuffled(self) -> bool:
         """Whether samples come in another order in each epoch."""
@@ -460,24 +415,27 @@ class Dealer(Resumable):
         """Return the random key of the batch that was yielded last."""
         return self._batch_key
 
-    def _batch(self, epoch: int, batch: int, make: Callable[[], Iterable[Any]]) -> Batch:
+    def _batch(self, epoch: int, dealt: Dealt, make: Callable[[], Iterable[Any]]) -> Batch:
         """Return the items that `make` returns for a batch, without those that are left out."""
-        sharding, now = self._sharding, self.sharding()
+        if self._listener is not None:
+            self._listener(dealt)
+        sharding, now, batch = self._sharding, self.sharding(), dealt.number
         if now is not sharding:  # the rank is not fixed
             check_ranks(sharding.ranks(), now.ranks())
         self._batch_key = SampleKey(self._seed, epoch, batch * sharding.num_ranks + sharding.rank)
         try:
             items = [item for item in make() if item is not LEFT_OUT]
             if not items and sharding.num_ranks > 1:
-                reject_empty(batch)
-            self._stands, self._cursors = (epoch, batch + 1), (merged(*self._cursors), ())
-            return items
+                raise DataError(
+                    f"Every sample of batch {batch} had to be left out, and the other ranks would wait for it. The log "
+                    "has the reasons. Use larger batches, or remove the samples from the plan."
+                )
         except BaseException as error:
             add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
             raise
-
-    def _sample_key(self, epoch: int, ordinal: int, *, is_padding: bool) -> SampleKey:
-        return SampleKey(self._seed, epoch, ordinal, is_padding)
+        self._stands, self._cursors = (epoch, batch + 1), merged(self._cursors, dealt.cursors)
+        self._is_empty = self._is_empty and not items
+        return items
 
 
 def fix_ranks(chain: Any) -> Ranks | None:
@@ -514,8 +472,3 @@ def _is_shared_out_by_accelerate(pipe: Any) -> bool:
 def _holds(dataset: Any, pipe: Any) -> bool:
     """Return whether a dataset is a chain with `pipe`, or another library's object that holds one."""
     return any(pipe in Chain.of(held) for held in upstream_of(dataset))
-
-
-def _draws(pipe: Any) -> bool:
-    """Return whether `pipe` is a stock pipe that draws random numbers of its own."""
-    return isinstance(pipe, Seeded) and not isinstance(pipe, IterPipe)

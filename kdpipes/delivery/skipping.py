@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, without_notes
+from kdpipes.core.errors import without_notes
 from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Sample
 
-__all__ = ["LEFT_OUT", "Skip", "SkipLimits", "Skipper", "reject_empty", "unrecorded"]
+__all__ = ["LEFT_OUT", "Skip", "SkipLimits", "Skipper", "unrecorded"]
 
 LEFT_OUT: Any = object()
 
@@ -209,11 +209,3 @@ class Skipper:
         if self._limits is not None:
             self._limits.count(skip)
         return LEFT_OUT
-
-
-def reject_empty(batch: int) -> NoReturn:
-    """Reject a batch that has lost all of its samples, where other ranks wait for this one."""
-    raise DataError(
-        f"Every sample of batch {batch} had to be left out, and the other ranks would wait for it. The log has the "
-        "reasons. Use larger batches, or remove the samples from the plan."
-    )

@@ -174,7 +174,7 @@ def _read(deal: Dealer, epoch: int, max_samples: int) -> tuple[_Delivered, _Deli
     for number in (epoch, epoch + 1):
         keys.append([])
         batches.append([])
-        for batch, samples in enumerate(deal.whole_batches(number)):
+        for batch, samples in deal.whole_batches(number):
             keys[-1] += [sample.key for sample in samples]
             batches[-1] += [batch] * len(samples)
             if number == epoch:
