@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count, islice
+from functools import partial
+from itertools import count
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,7 +39,7 @@ from kdpipes.delivery.lanes import (
     shards_behind,
     why_whole,
 )
-from kdpipes.delivery.layout import Layout, Sharding, Uneven
+from kdpipes.delivery.layout import Layout, Sharding, Uneven, share_out
 from kdpipes.delivery.skipping import LEFT_OUT
 from kdpipes.delivery.tail import head_samples, tail_of, together
 
@@ -197,8 +198,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             return self._num_batches
         if self.has_lanes:
             raise TypeError("`deal` does not know the length of a stream")
-        num_batches: int = self._layout.num_batches(len(self.source), self.sharding().num_ranks)
-        return num_batches
+        return self._layout.num_batches(len(self.source), self.sharding().num_ranks)
 
     def fingerprint(self) -> Any:
         cut = (self._lanes, self._max_ranks) if self.has_lanes else None
@@ -220,9 +220,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def num_planned(self) -> int | None:
         """Return how many samples all ranks together get in an epoch, as far as that is known."""
         if self._num_batches is not None:
-            size: int = self._layout.size_of(self.sharding().num_ranks)
-            return self._num_batches * size
-        return None if self._layout.uneven == "drop" else num_indexed(self.source)
+            return self._num_batches * self._layout.size_of(self.sharding().num_ranks)
+        return None if self.uneven == "drop" else num_indexed(self.source)
 
     def lane_plan(self) -> LanePlan | None:
         """Return the lanes of the epochs; None if every worker reads the whole stream.
@@ -245,68 +244,70 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def iterate(self) -> Iterator[Batch]:
         epoch, first = self._begin()
         self._num_together = len(tail_of(self.source))
-        plan = self.lane_plan()
-        if plan is None and self._num_batches is not None:
-            plan = LanePlan(1, 1, self._layout.size_of(self._sharding.num_ranks))
-        yield from self._all_samples(epoch, first) if plan is None else self._in_lanes(plan, epoch, first)
+        plan = self.lane_plan() or LanePlan(1, 1, self._layout.size_of(self._sharding.num_ranks), is_whole=True)
+        yield from self._batches(plan, epoch, first)
         self._end(epoch)
 
-    def _in_lanes(self, plan: LanePlan, epoch: int, first: int) -> Iterator[Batch]:
+    def _batches(self, plan: LanePlan, epoch: int, first: int) -> Iterator[Batch]:
         """Make the batches of this worker's groups of lanes, turn by turn.
 
         With `num_batches`, batch n of epoch e is batch e * num_batches + n of the lanes, which do not end. Group
         n % num_groups is then that of the epoch, so that workers and ranks take turns as without it.
         """
-        sharding, uneven, num_groups, limit = self._sharding, self._layout.uneven, plan.num_groups, self._num_batches
-        tell, before = self._agree_on_end(), epoch * (limit or 0)
-        # torchdata's MultiProcessingReadingService fails if one worker makes two batches more than another. There, each
-        # worker reads all lanes, and makes every num_workers-th batch.
-        is_whole = not self.has_lanes or self.lane_plan() is None
-        is_shared = is_whole or (self._listener is None and get_worker_info() is None)
+        sharding, uneven, num_groups, limit = self._sharding, self.uneven, plan.num_groups, self._num_batches
+        tell, before = self._agree_on_end(plan), epoch * (limit or 0)
+        # torchdata's MultiProcessingReadingService fails if one worker makes two batches more than another. There, as
+        # for a stream that is not cut, each worker reads all lanes, and makes every num_workers-th batch.
+        is_shared = plan.is_whole or (self._listener is None and get_worker_info() is None)
         num_sharers, sharer, turns = sharding.num_workers if is_shared else 1, sharding.worker, count()
-        sharding = sharding if num_sharers == 1 else replace(sharding, worker=0, num_workers=1)
-        sharding = replace(sharding, rank=0, num_ranks=1) if is_whole else sharding
+        if num_sharers > 1:
+            sharding = replace(sharding, worker=0, num_workers=1)
+        if plan.is_whole:
+            sharding = replace(sharding, rank=0, num_ranks=1)
         begun = list[Shards]()
         lanes = self._lanes_of_epoch(plan, sharding, epoch, first, begun)
         too_short: list[int] = []  # the numbers of samples of lanes that are too short for one batch
         has_ended = False
+
+        def take(batch: int, group: list[Lane]) -> list[list[Any]]:
+            return [lane.take((before + batch) // num_groups) for lane in group]
+
         try:
             for turn in count(first // num_groups):
-                numbers = {turn * num_groups + group: group for group in lanes}
+                numbers = {turn * num_groups + place: place for place in lanes}
                 due = [number for number in numbers if number >= first and (limit is None or number < limit)]
                 if limit is not None and turn * num_groups >= limit:
                     break
                 pieces: dict[int, list[list[Any]]] = {}
                 if tell is not None:  # the ranks must know what each of them has before one makes a batch of this turn
                     self._reading = epoch, turn * num_groups
-                    stood = {lane.number: lane.cursor for group in lanes for lane in lanes[group]}
-                    pieces = {number: _taken(lanes[numbers[number]], plan, before + number) for number in due}
-                    has = {lane.number: not lane.is_short(uneven) for group in lanes for lane in lanes[group]}
+                    stood = {lane.number: lane.cursor for group in lanes.values() for lane in group}
+                    pieces = {number: take(number, lanes[numbers[number]]) for number in due}
+                    has = {lane.number: not lane.is_short(uneven) for group in lanes.values() for lane in group}
                     tell(turn * num_groups, {lane: (has[lane], cursor) for lane, cursor in stood.items()})
                 for batch in due:
                     self._reading, group = (epoch, batch), lanes[numbers[batch]]
-                    taken = pieces[batch] if tell is not None else _taken(group, plan, before + batch)
+                    taken = pieces[batch] if tell is not None else take(batch, group)
                     is_short = [lane.is_short(uneven) for lane in group]
                     if (any if uneven == "drop" else all)(is_short) and not (tell is not None and uneven == "pad"):
                         del lanes[numbers[batch]]
                         too_short += [min(map(len, taken))] if uneven == "drop" and batch < num_groups else []
                         continue
-                    if num_sharers > 1 and (batch if is_whole else next(turns)) % num_sharers != sharer:
+                    if num_sharers > 1 and (batch if plan.is_whole else next(turns)) % num_sharers != sharer:
                         continue
                     parts = []
                     for lane, items in zip(group, taken, strict=True):
                         start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
                         padding = lane.padding(plan.piece_size - len(items)) if uneven == "pad" else []
                         for place, item in enumerate([*items, *padding]):
-                            parts.append(
-                                (item, SampleKey(self._seed, epoch, start + place, is_padding=place >= len(items)))
-                            )
-                    if is_whole:
-                        size = plan.piece_size // self._sharding.num_ranks
-                        parts = parts[size * self._sharding.rank : size * (self._sharding.rank + 1)]
+                            key = SampleKey(self._seed, epoch, start + place, is_padding=place >= len(items))
+                            parts.append((item, key))
+                    if plan.is_whole:
+                        own = share_out(0, len(parts), self._sharding)
+                        parts = parts[own.start : own.stop]
                     places = ((lane.number, lane.cursor) for lane in group)
                     dealt = Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None))
-                    if made := self._made(epoch, dealt, parts):
+                    if made := self._batch(epoch, dealt, partial(self._items_of, epoch, dealt, parts)):
                         yield made
                 if not lanes:
                     break
@@ -324,19 +325,22 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _warn_of_short(self, plan: LanePlan, too_short: list[int]) -> None:
         """Warn once if lanes are too short for one batch, with the number of lanes or samples that would not be."""
-        if not too_short or self._has_warned:
+        if self._has_warned or not (any(too_short) if plan.is_whole else too_short):
             return
         self._has_warned = True
-        num_groups, least = min(too_short) * plan.num_groups // plan.piece_size, min(too_short) * plan.num_pieces
-        fitting = f"`lanes={num_groups * plan.num_pieces}`" if num_groups else f"batches of at most {least} samples"
-        instead = f'{fitting}, `uneven="keep"` or `uneven="pad"`' if num_groups or least else '`uneven="keep"` or "pad"'
-        lanes = "lane" if plan.num_pieces == 1 else f"group of {plan.num_pieces} lanes"
-        warnings.warn(
-            f"`deal(uneven='drop')` makes no batch from {len(too_short)} of {plan.num_groups} parts of the stream: a "
-            f"{lanes} needs {plan.piece_size} samples per lane for one batch, but one has only {min(too_short)}. These "
-            f"samples are dropped. Use {instead}.",
-            stacklevel=2,
-        )
+        if plan.is_whole:
+            text = f"drops all {too_short[0]} samples: a global batch has {plan.batch_size}."
+        else:
+            num_groups, least = min(too_short) * plan.num_groups // plan.piece_size, min(too_short) * plan.num_pieces
+            fitting = f"`lanes={num_groups * plan.num_pieces}`" if num_groups else f"batches of at most {least} samples"
+            use = f'{fitting}, `uneven="keep"` or `uneven="pad"`' if num_groups or least else '`uneven="keep"` or "pad"'
+            lanes = "lane" if plan.num_pieces == 1 else f"group of {plan.num_pieces} lanes"
+            text = (
+                f"makes no batch from {len(too_short)} of {plan.num_groups} parts of the stream: a {lanes} needs "
+                f"{plan.piece_size} samples per lane for one batch, but one has only {min(too_short)}. These samples "
+                f"are dropped. Use {use}."
+            )
+        warnings.warn(f"`deal(uneven='drop')` {text}", stacklevel=2)
 
     def _lanes_of_epoch(
         self, plan: LanePlan, sharding: Sharding, epoch: int, first: int, begun: list[Shards]
@@ -402,17 +406,17 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         if self.continues and get_worker_info() is None:
             self._cursors = cursors
 
-    def _agree_on_end(self) -> Callable[[int, Any], None] | None:
+    def _agree_on_end(self, plan: LanePlan) -> Callable[[int, Any], None] | None:
         """Return the function that reports to other ranks which lanes have ended; None if no rank waits for this one.
 
         Raises:
             ValueError: The ranks would wait for each other.
         """
-        if not self.has_waiting_ranks():
+        # With `num_batches`, all ranks have as many, but report to each other where their lanes stand.
+        ends = self._num_batches is None
+        if not self.has_waiting_ranks() or (ends and plan.is_whole):
             return None
-        if self._num_batches is not None:  # all ranks have as many; they report to each other where their lanes stand
-            return self._report_turn
-        if self._layout.uneven == "keep" or self._report_turn is None:
+        if ends and (self.uneven == "keep" or self._report_turn is None):
             raise ValueError(
                 "Ranks that read lanes of their own have different numbers of samples, and would wait for each other "
                 'at the end. Use `deal(uneven="pad")` or `deal(uneven="drop")` in a `kdp.Loader`, or '
@@ -422,9 +426,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _lane(self, plan: LanePlan, number: int, epoch: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
         """Return a lane, with a copy of the pipes upstream, and add its sources to `begun`: they start at once."""
-        source = Chain.of(self.source).copy_streams()
+        source = self.source if plan.is_whole else Chain.of(self.source).copy_streams()
         items = self._items(source, epoch, number, plan.num_lanes, cursor)
-        self._start_reading(source, begun)
+        if not plan.is_whole:
+            self._start_reading(source, begun)
         shards = resumable_shards(source)
         padding = self._endless(plan, number, epoch)
         return Lane(number, items, padding, plan.piece_size, lambda: None if shards is None else shards.cursor, cursor)
@@ -441,54 +446,13 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         """Yield a lane's samples again and again; those of the next lane that has any, if it has none."""
         num_empty = 0
         while num_empty < plan.num_lanes:
-            source = Chain.of(self.source).copy_streams()
+            source = self.source if plan.is_whole else Chain.of(self.source).copy_streams()
             is_empty = True
             for item in self._items(source, epoch, (number + num_empty) % plan.num_lanes, plan.num_lanes):
                 is_empty = False
                 yield item
             num_empty += is_empty
         raise DataError("The stream was empty when it was read again to pad the last batch.")
-
-    def _all_samples(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Read the whole stream, and make this worker's batches."""
-        sharding, global_size = self._sharding, self._layout.size_of(self._sharding.num_ranks)
-        cursor = dict(self._first_cursors).get(0)
-        shards: Shards | None = resumable_shards(self.source)
-        items = self._items(self.source, epoch, cursor=cursor)
-        begin = 0 if cursor is None else cursor.num_batches
-        num_samples = begin * global_size
-        for batch in count(begin):
-            self._reading = epoch, batch
-            is_mine = batch >= first and batch % sharding.num_workers == sharding.worker
-            taken = list(islice(items, global_size)) if is_mine else None
-            number = len(taken) if taken is not None else sum(1 for _ in islice(items, global_size))
-            num_samples += number
-            is_last = number < global_size
-            if number and taken is not None and not (is_last and self._layout.uneven == "drop"):
-                start, ordinals = num_samples - number, self._layout.ordinals(batch, num_samples, sharding)
-                places = () if shards is None else ((0, Cursor(*shards.cursor, num_batches=batch + 1)),)
-                dealt = Dealt(batch, len(ordinals), places)
-                if ordinals.stop > num_samples:
-                    taken += self._padding(epoch, global_size - number)
-                keys = (SampleKey(self._seed, epoch, place, is_padding=place >= num_samples) for place in ordinals)
-                if made := self._made(epoch, dealt, zip(taken[ordinals.start - start :], keys, strict=False)):
-                    yield made
-            if is_last:
-                if num_samples and num_samples < global_size and self._layout.uneven == "drop" and not self._has_warned:
-                    self._has_warned = True
-                    text = f"`deal(uneven='drop')` drops all {num_samples} samples: a global batch has {global_size}."
-                    warnings.warn(text, stacklevel=2)
-                return
-
-    def _padding(self, epoch: int, number: int) -> list[Any]:
-        """Read the whole stream again from its start, as often as it takes."""
-        padding: list[Any] = []
-        while len(padding) < number:
-            found = list(islice(self._items(self.source, epoch), number - len(padding)))
-            if not found:
-                raise DataError("The stream was empty when it was read again to pad the last batch.")
-            padding += found
-        return padding
 
     def _items(
         self, source: Any, epoch: int, part: int = 0, num_parts: int = 1, cursor: Cursor | None = None
@@ -517,9 +481,6 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def _prepare(self) -> None:
         if (shards := shards_behind(self)) is not None:
             _ = shards.num_shards  # globs are written out once, for all workers alike
-
-    def _made(self, epoch: int, dealt: Dealt, parts: Iterable[tuple[Any, SampleKey]]) -> Batch:
-        return self._batch(epoch, dealt, lambda: self._items_of(epoch, dealt, list(parts)))
 
     def _items_of(self, epoch: int, dealt: Dealt, parts: list[tuple[Any, SampleKey]]) -> list[Any]:
         """Return the items of a batch, and note the samples for a receipt."""
@@ -558,8 +519,3 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             for pipe in tail_of(self.source):
                 item = pipe.apply(item)
         return self.source.finish(item) if isinstance(self.source, IterPipe) else item
-
-
-def _taken(group: list[Lane], plan: LanePlan, number: int) -> list[list[Any]]:
-    """Return the pieces of a batch from the lanes of its group."""
-    return [lane.take(number // plan.num_groups) for lane in group]

@@ -17,7 +17,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.traits import UNDECLARED
-from kdpipes.delivery.layout import Sharding, Uneven
+from kdpipes.delivery.layout import Sharding
 
 __all__ = [
     "DEFAULT_LANES",
@@ -97,11 +97,13 @@ class LanePlan:
         num_groups: The number of groups.
         num_pieces: The number of lanes in a group.
         piece_size: The number of samples in a piece.
+        is_whole: Whether the only lane is a stream that is not cut, which every worker of every rank reads.
     """
 
     num_groups: int
     num_pieces: int
     piece_size: int
+    is_whole: bool = False
 
     @property
     def num_lanes(self) -> int:
@@ -191,7 +193,7 @@ class Lane:
             self.cursor = Cursor(*place, num_batches=self.num_batches)
         return taken
 
-    def is_short(self, uneven: Uneven) -> bool:
+    def is_short(self, uneven: str) -> bool:
         """Return whether the last piece is too short for a batch."""
         return self._num_taken < (self._size if uneven == "drop" else 1)
 
