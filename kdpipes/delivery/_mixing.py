@@ -42,8 +42,14 @@ class SampleMixing(BatchPipe):
         self._name = self.unique_name()
         self._form = form_of(source_datapipe) or ItemForm(())
         self._fields = {"image": image, "label": label}
+        names = self._form.names
         for param, name in self._fields.items():
-            _check_field(param, name, self._form.names)
+            if not isinstance(name, str):
+                raise TypeError(must_be(param, "the name of a field", name))
+            if names and name not in names:
+                hint = f'Select it: `.select("{" ".join([*names, name])}")`; or name another: `{param}=...`.'
+                rule = f"among the fields {', '.join(names)}"
+                raise ValueError(must_be(param, rule, name, closest(name, names).strip() or hint))
 
     def item_form(self) -> ItemForm | None:
         return self._form if self._form.names else None
@@ -81,7 +87,11 @@ class SampleMixing(BatchPipe):
     def _mixed_fields(self, fields: Any, rng: np.random.Generator) -> tuple[Any, Params]:
         places = [self._place(name, fields) for name in self._fields.values()]
         x, y = (fields[place] for place in places)
-        self._check(x, y)
+        for name, value in zip(self._fields.values(), (x, y), strict=True):
+            if not isinstance(value, torch.Tensor) or not value.ndim:
+                raise DataError(f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}.")
+        if len(x) != len(y):
+            raise DataError(f"A batch has {len(x)} images, but {len(y)} labels.")
         params = self.draw(x, rng)
         mixed = dict(zip(places, self.apply(x, y, params), strict=True))
         if isinstance(fields, Mapping):
@@ -98,23 +108,6 @@ class SampleMixing(BatchPipe):
             f"`.{pipe_name(self)}()` does not know where {name!r} is in a batch of type {type(fields).__name__}. Put "
             "it right after `.collate_samples()`, or make batches dictionaries."
         )
-
-    def _check(self, x: Any, y: Any) -> None:
-        """Raise DataError unless the values are tensors of equal length: images and their labels."""
-        for name, value in zip(self._fields.values(), (x, y), strict=True):
-            if not isinstance(value, torch.Tensor) or not value.ndim:
-                raise DataError(f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}.")
-        if len(x) != len(y):
-            raise DataError(f"A batch has {len(x)} images, but {len(y)} labels.")
-
-
-def _check_field(param: str, name: Any, names: tuple[str, ...]) -> None:
-    if not isinstance(name, str):
-        raise TypeError(must_be(param, "the name of a field", name))
-    if names and name not in names:
-        hint = f'Select it: `.select("{" ".join([*names, name])}")`; or name another: `{param}=...`.'
-        rule = f"among the fields {', '.join(names)}"
-        raise ValueError(must_be(param, rule, name, closest(name, names).strip() or hint))
 
 
 def _check_chain(source: Any, name: str) -> None:
@@ -136,12 +129,9 @@ def _check_chain(source: Any, name: str) -> None:
 
 
 def mixed_labels(y: torch.Tensor, params: Params, num_classes: int | None) -> torch.Tensor:
-    """Return the labels as shares of the classes, `[B, C]`: the weighted mean of each sample's and its partner's.
+    """Return the weighted means of each sample's and its partner's labels, as shares of the classes `[B, C]`.
 
-    Args:
-        y: Class numbers `[B]`, -1 for unlabeled samples; or shares `[B, C]`, floats.
-        params: The parameters `partner` and `weight` of `draw`.
-        num_classes: The number of classes C; needed if `y` holds class numbers.
+    `y` holds class numbers `[B]`, -1 for unlabeled samples; or shares `[B, C]`, floats.
     """
     shares = _shares(y, num_classes)
     weight, partner = params["weight"].to(y.device)[:, None], params["partner"].to(y.device)

@@ -64,15 +64,7 @@ class ClassCut(Cut):
 
 
 class ClassOrder(Fingerprinted):
-    """The positions of the labeled samples, and how many batches they make.
-
-    Args:
-        labels: The label of each sample, `[num_samples]`.
-        cut: The classes and samples of a batch.
-
-    Raises:
-        DataError: Fewer classes have enough samples than a batch needs.
-    """
+    """The classes of the samples, from the label of each, and how many batches they make."""
 
     def __init__(self, labels: NDArray[Any], cut: ClassCut) -> None:
         classes, numbers = number_classes(labels)
@@ -102,7 +94,6 @@ class ClassOrder(Fingerprinted):
         return len(self.numbers)
 
     def fingerprint(self) -> Any:
-        """Return the arrays that identify this order."""
         return self.numbers, self.num_groups
 
 
@@ -136,7 +127,7 @@ class ClassEpoch(Epoch):
     Args:
         cut: The classes and samples of a batch.
         order: The samples by class.
-        sharding: The number of this rank, and of all ranks: batch b of rank r of R is batch b * R + r of all.
+        sharding: The rank and the number of ranks: batch b of rank r of R is batch b * R + r of all.
         key: The seed and the epoch.
     """
 

@@ -104,11 +104,7 @@ def check_column(column: Any) -> str:
 
 
 class LengthOrder(Fingerprinted):
-    """The positions of samples by their length, longest first.
-
-    Args:
-        lengths: The lengths of all samples, `[num_samples]`, integers of at least 0.
-    """
+    """The positions of samples by their length, longest first."""
 
     def __init__(self, lengths: NDArray[Any]) -> None:
         self._values, places, counts = np.unique(lengths.astype(np.int64), return_inverse=True, return_counts=True)
@@ -121,7 +117,6 @@ class LengthOrder(Fingerprinted):
         return len(self.positions)
 
     def fingerprint(self) -> Any:
-        """Return the data that identify the order."""
         return self.positions, self._values, self._stops
 
     def length_at(self, place: int) -> int:
@@ -147,26 +142,20 @@ class LengthOrder(Fingerprinted):
 def read_lengths(source: Any, column: str) -> LengthOrder:
     """Return the samples of an indexed source in the order of their lengths; raise DataError if one is not a length."""
     lengths = source.column(column)
-    wrong = _first_invalid(lengths)
-    if wrong is not None:
-        raise DataError(
-            f"`batch_by` must be a field of integers of at least 0, but sample {source.fetch(wrong).key!r} has "
-            f"{column} {lengths[wrong]!r}. Add a field for the length: "
-            '`.add_field("length", lambda sample: len(sample["x"]))`.'
-        )
-    return LengthOrder(lengths)
-
-
-def _first_invalid(lengths: NDArray[Any]) -> int | None:
-    """Return the position of the first value that is not an integer of at least 0; None if all are valid."""
     if lengths.dtype.kind in "iu":
         wrong = lengths < 0
     elif lengths.dtype.kind == "f":
         wrong = ~((lengths >= 0) & (lengths == np.floor(lengths)) & np.isfinite(lengths))
     else:
         wrong = np.asarray([not (isinstance(value, int) and value >= 0) for value in lengths], dtype=bool)
-    places = np.flatnonzero(wrong)
-    return int(places[0]) if len(places) else None
+    if wrong.any():
+        place = int(np.flatnonzero(wrong)[0])
+        raise DataError(
+            f"`batch_by` must be a field of integers of at least 0, but sample {source.fetch(place).key!r} has "
+            f"{column} {lengths[place]!r}. Add a field for the length: "
+            '`.add_field("length", lambda sample: len(sample["x"]))`.'
+        )
+    return LengthOrder(lengths)
 
 
 class _Buckets:

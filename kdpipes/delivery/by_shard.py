@@ -23,11 +23,7 @@ _KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later one
 
 
 class ShardOrder(Fingerprinted):
-    """The positions of samples by the shard that they lie in.
-
-    Args:
-        numbers: The number of each sample's shard: integers `[num_samples]`.
-    """
+    """The positions of samples by the shard that they lie in, from the number of each sample's shard."""
 
     def __init__(self, numbers: NDArray[Any]) -> None:
         order = None if bool((np.diff(numbers) >= 0).all()) else np.argsort(numbers, kind="stable")
@@ -44,7 +40,6 @@ class ShardOrder(Fingerprinted):
         return len(self.stops)
 
     def fingerprint(self) -> Any:
-        """Return the arrays that identify this order."""
         return self._order, self.stops
 
     def __getitem__(self, places: NDArray[Any]) -> NDArray[Any]:
@@ -53,13 +48,8 @@ class ShardOrder(Fingerprinted):
 
 
 def read_shards(source: Any) -> ShardOrder:
-    """Return the samples of an indexed source by their shard.
-
-    Raises:
-        ChainError: The source does not know in which shard a sample lies.
-    """
-    find: Any = source.shard_numbers if isinstance(source, MapPipe) else None
-    numbers = None if find is None else find()
+    """Return the samples of an indexed source by their shard; raise ChainError if it does not know their shards."""
+    numbers = source.shard_numbers() if isinstance(source, MapPipe) else None
     if numbers is None:
         raise ChainError(
             '`deal(shuffle="shards")` needs a source of shards, like `kdp.open_shards`, in every branch of the chain; '

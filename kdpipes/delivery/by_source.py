@@ -20,11 +20,7 @@ __all__ = ["SourceCut", "shares_of"]
 
 
 def shares_of(source: Any) -> BatchShares | None:
-    """Return how a `mix` upstream wants batches to be composed; None if it leaves that to `deal`.
-
-    Raises:
-        ChainError: A pipe after that mix does not pass on which source a sample is from.
-    """
+    """Return how a `mix` upstream wants batches to be composed; None if it leaves that to `deal`."""
     if isinstance(source, MapPipe) and (shares := source.batch_shares()) is not None:
         return shares
     pipes = Chain.of(source).pipes
@@ -82,10 +78,6 @@ class SourceOrder:
         numbers: The number of the source of each sample, `[num_samples] int`.
         shares: How to compose a block.
         size: The number of samples in a block: a batch of one rank, or the global batch.
-
-    Raises:
-        ValueError: Blocks of this size cannot have these shares.
-        DataError: A source has fewer samples than a block needs.
     """
 
     def __init__(self, numbers: NDArray[Any], shares: BatchShares, size: int) -> None:

@@ -82,9 +82,8 @@ class SampleCollatorIterDataPipe(OneToOne):
             raise TypeError(
                 must_be("source_datapipe", "a stream of batches", source_datapipe, "Put `.deal(...)` before it.")
             )
-        if pad is not None and (
-            not isinstance(pad, Mapping) or not all(isinstance(value, Number) for value in pad.values())
-        ):
+        is_mapping = pad is None or isinstance(pad, Mapping)
+        if not is_mapping or not all(isinstance(value, Number) for value in (pad or {}).values()):
             raise TypeError(must_be("pad", 'values by field name, like {"x": 0}', pad))
         check_choice("memory_format", memory_format, ("contiguous", "channels_last"))
         if memory_format == "channels_last":
@@ -120,14 +119,11 @@ class SampleCollatorIterDataPipe(OneToOne):
                 raise ChainError(
                     f"`collate_samples` takes lists, but got {type(items).__name__}. Put it right after `.deal(...)`."
                 )
-            yield self._collated(items)
-
-    def _collated(self, items: list[Any]) -> Any:
-        if self._form.has_ctx:
-            return self._fields([item for item, _ in items]), collate(
-                [ctx for _, ctx in items], name="ctx", ragged=True
-            )
-        return self._fields(items)
+            if self._form.has_ctx:
+                fields = self._fields([item for item, _ in items])
+                yield fields, collate([ctx for _, ctx in items], name="ctx", ragged=True)
+            else:
+                yield self._fields(items)
 
     def _fields(self, items: list[Any]) -> Any:
         names, kind = self._form.names, self._form.kind
@@ -149,18 +145,27 @@ class SampleCollatorIterDataPipe(OneToOne):
             name: [item if kind == "bare" else item[name if kind == "dict" else place] for item in items]
             for place, name in enumerate(names)
         }
-        lengths = [len(value) for value in values[next(iter(self._pad))]]
+        first = next(iter(self._pad))
+        lengths = [len(value) for value in values[first]]
         places = row_places(lengths, row_size)
-        num_rows = places[-1][0] + 1
+        num_rows, empty = places[-1][0] + 1, self._allocate or allocate
         made = {}
         for name, of_samples in values.items():
-            if name in self._pad:
-                made[name] = self._rows(name, of_samples, lengths, places, num_rows, row_size)
-            else:
+            if name not in self._pad:
                 made[name] = self._field(name, of_samples)
-        segments, positions = (
-            (self._allocate or allocate)([num_rows, row_size], torch.int64).fill_(0) for _ in _ROW_FIELDS
-        )
+                continue
+            tensors = [_as_tensor(value) for value in of_samples]
+            for tensor, length in zip(tensors, lengths, strict=True):
+                if tensor.dim() == 0 or len(tensor) != length:
+                    raise DataError(
+                        f"Field {name!r} must have as many entries as {first!r} in each sample, {length}, but has "
+                        f"shape {list(tensor.shape)}."
+                    )
+            shape, pad = [num_rows, row_size, *tensors[0].shape[1:]], self._pad[name]
+            made[name] = empty(shape, _common_dtype(tensors, name, pad)).fill_(pad)
+            for tensor, (row, start) in zip(tensors, places, strict=True):
+                made[name][row, start : start + len(tensor)] = tensor
+        segments, positions = (empty([num_rows, row_size], torch.int64).fill_(0) for _ in _ROW_FIELDS)
         number, last_row = 0, -1
         for length, (row, start) in zip(lengths, places, strict=True):
             number, last_row = (1 if row != last_row else number + 1), row
@@ -169,41 +174,13 @@ class SampleCollatorIterDataPipe(OneToOne):
         made.update(zip(_ROW_FIELDS, (segments, positions), strict=True))
         return made if kind == "dict" else tuple(made.values())
 
-    def _rows(
-        self,
-        name: str,
-        values: list[Any],
-        lengths: list[int],
-        places: list[tuple[int, int]],
-        num_rows: int,
-        row_size: int,
-    ) -> torch.Tensor:
-        tensors = [_as_tensor(value) for value in values]
-        for tensor, length in zip(tensors, lengths, strict=True):
-            if tensor.dim() == 0 or len(tensor) != length:
-                raise DataError(
-                    f"Field {name!r} must have as many entries as {next(iter(self._pad))!r} in each sample, {length}, "
-                    f"but has shape {list(tensor.shape)}."
-                )
-        shape = [num_rows, row_size, *tensors[0].shape[1:]]
-        batch = (self._allocate or allocate)(shape, _common_dtype(tensors, name, self._pad[name])).fill_(
-            self._pad[name]
-        )
-        for tensor, (row, start) in zip(tensors, places, strict=True):
-            batch[row, start : start + len(tensor)] = tensor
-        return batch
-
     def _field(self, name: str, values: list[Any]) -> Any:
         pad, is_last = self._pad.get(name), self._is_last
         return collate(values, name=name, pad=pad, empty=self._allocate, channels_last=is_last)
 
 
 def row_places(lengths: Sequence[int], row_size: int) -> list[tuple[int, int]]:
-    """Return the row and the first place in it of each sample, if a sample that does not fit begins a new row.
-
-    Raises:
-        DataError: A sample is longer than a row.
-    """
+    """Return the row and the first place in it of each sample, if a sample that does not fit begins a new row."""
     places, row, filled = [], 0, 0
     for length in lengths:
         if length > row_size:
@@ -252,10 +229,17 @@ def collate(
         batch = _stacked(list(values), name, pad, partial(empty or allocate, memory_format=torch.channels_last))
         return batch.contiguous(memory_format=torch.channels_last)
     if kind in {"array", "tensor", "numbers"}:
-        return _stacked([_as_array(value) if kind == "numbers" else value for value in values], name, pad, empty)
+        if kind == "numbers":
+            values = [np.asarray(value) if value else np.zeros(0, dtype=np.int64) for value in values]
+        return _stacked(list(values), name, pad, empty)
     if kind == "number":
         numbers = np.asarray(values).reshape(len(values))
-        return list(values) if numbers.dtype == object else _put(_numbers(numbers), empty)
+        if numbers.dtype == object:
+            return list(values)
+        if numbers.dtype.kind == "u" and numbers.itemsize == 8:  # torch does not know all NumPy types of 64 bits
+            numbers = numbers.astype(np.uint64)
+        batch = torch.from_numpy(numbers)
+        return batch if empty is None else empty(batch.shape, batch.dtype).copy_(batch)
     if kind == "mapping":
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: collate([value.get(key) for value in values], name=f"{name}.{key}", ragged=ragged) for key in keys}
@@ -347,10 +331,6 @@ def _channels_first(image: Any) -> torch.Tensor:
     return pixels if is_mask else pixels[None]
 
 
-def _put(values: torch.Tensor, empty: Allocate | None) -> torch.Tensor:
-    return values if empty is None else empty(values.shape, values.dtype).copy_(values)
-
-
 @in_one_torch_thread
 def _stack(values: list[torch.Tensor], empty: Allocate | None) -> torch.Tensor:
     if empty is not None and len({value.dtype for value in values}) == 1 and all(map(_is_plain, values)):
@@ -388,13 +368,11 @@ def _stacked(values: list[Any], name: str, pad: float | None, empty: Allocate | 
     if len(set(shapes)) == 1:
         return _stack(values, empty) if isinstance(values[0], torch.Tensor) else _stack_arrays(values, empty)
     if len({len(shape) for shape in shapes}) > 1 or pad is None:
-        can_pad, are_images = pad is None and name.isidentifier(), all(_is_image_shape(shape) for shape in shapes)
-        resize = ", as `kdp.Resize((224, 224))` and `kdp.CenterCrop(224)` do" if are_images else ""
-        hint = (
-            f' Make their shapes equal{resize}, or pad them: `.collate_samples(pad={{"{name}": 0}})`.'
-            if can_pad
-            else ""
-        )
+        hint = ""
+        if pad is None and name.isidentifier():
+            are_images = all(len(shape) == 3 and shape[0] in (1, 3) for shape in shapes)
+            resize = ", as `kdp.Resize((224, 224))` and `kdp.CenterCrop(224)` do" if are_images else ""
+            hint = f' Make their shapes equal{resize}, or pad them: `.collate_samples(pad={{"{name}": 0}})`.'
         shown = ", ".join(str(list(shape)) for shape in sorted(set(shapes))[:4])
         raise DataError(f"Field {name!r} has different shapes in one batch: {shown}.{hint}")
     tensors = [_as_tensor(value) for value in values]
@@ -405,25 +383,12 @@ def _stacked(values: list[Any], name: str, pad: float | None, empty: Allocate | 
     return batch
 
 
-def _is_image_shape(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 and shape[0] in (1, 3)
-
-
 def _is_ragged(kind: str, values: Sequence[Any]) -> bool:
     if kind == "image":
         return True
     if kind in {"tuple", "numbers"}:
         return len({len(value) for value in values}) > 1
     return kind in {"array", "tensor"} and len({tuple(value.shape) for value in values}) > 1
-
-
-def _numbers(values: NDArray[Any]) -> torch.Tensor:
-    """Return numbers as a tensor. torch does not know all NumPy types of 64 bits."""
-    return torch.from_numpy(values.astype(np.uint64) if values.dtype.kind == "u" and values.itemsize == 8 else values)
-
-
-def _as_array(numbers: list[Any]) -> NDArray[Any]:
-    return np.asarray(numbers) if numbers else np.zeros(0, dtype=np.int64)
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

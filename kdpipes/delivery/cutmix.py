@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -85,25 +84,18 @@ class CutMixerIterDataPipe(SampleMixing):
         return {name: torch.from_numpy(value) for name, value in {"partner": partner, "weight": kept, **box}.items()}
 
     def apply(self, x: torch.Tensor, y: torch.Tensor, params: Params) -> tuple[torch.Tensor, torch.Tensor]:
-        return _pasted(x, params, self.empty_like), mixed_labels(y, params, self._num_classes)
+        pasted = self.empty_like(x).copy_(x)
+        boxes = zip(*(params[name].tolist() for name in ("partner", "top", "left", "height", "width")), strict=True)
+        for row, (partner, top, left, height, width) in enumerate(boxes):
+            box = (..., slice(top, top + height), slice(left, left + width))
+            pasted[row][box] = x[partner][box]
+        return pasted, mixed_labels(y, params, self._num_classes)
 
 
 def _span(half: NDArray[np.float64], size: int, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the starts and ends of the boxes in one dimension, both `[B] int64`.
+    """Return the starts and ends of the boxes in a dimension of `size` pixels, both `[B] int64`.
 
-    Args:
-        half: Half the length of each box, as a share of `size`, `[B]`.
-        size: The length of the images in this dimension.
-        rng: The generator that draws the centers.
+    `half` is half the length of each box, as a share of `size`, `[B]`.
     """
     center, reach = rng.integers(size, size=len(half)), (half * size).astype(np.int64)
     return np.maximum(center - reach, 0), np.minimum(center + reach, size)
-
-
-def _pasted(x: torch.Tensor, params: Params, empty_like: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    pasted = empty_like(x).copy_(x)
-    names = ("partner", "top", "left", "height", "width")
-    for row, (partner, top, left, height, width) in enumerate(zip(*(params[n].tolist() for n in names), strict=True)):
-        box = (..., slice(top, top + height), slice(left, left + width))
-        pasted[row][box] = x[partner][box]
-    return pasted

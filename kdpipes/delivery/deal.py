@@ -226,15 +226,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self._end(number)
 
     def _items(self, positions: NDArray[Any], epoch: int, ordinals: Sequence[int], size: int, batch: int) -> list[Any]:
-        """Return the items of a batch.
-
-        Args:
-            positions: The positions of the samples in the source.
-            epoch: The epoch number.
-            ordinals: The positions of the samples in the dealt epoch.
-            size: The number of samples in the epoch. Larger ordinals are padding.
-            batch: The number of the batch.
-        """
+        """Return the items of a batch. Ordinals that are not below `size` are padding."""
         with planning(0) if self._cut.is_fixed else nullcontext():
             bulk = Bulk(self._seed, epoch, 0 if self._cut.is_fixed else epoch, ordinals, size)
             item = self._item if self._skipper is None else self._item_or_nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,9 +18,12 @@ from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import IterPipe, seed_stream, with_failures, with_lost_shards
+from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.core.sample import Sample
+from kdpipes.core.stock import is_of_torchdata
+from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.lanes import (
     DEFAULT_LANES,
@@ -29,12 +33,7 @@ from kdpipes.delivery.lanes import (
     LanePlan,
     Passes,
     Shards,
-    default_ranks,
     hash_of_sample,
-    may_repeat,
-    num_indexed,
-    num_shards_of,
-    plan_lanes,
     resumable_shards,
     shards_behind,
     why_whole,
@@ -46,6 +45,7 @@ from kdpipes.delivery.tail import head_samples, tail_of, together
 __all__ = ["DealerIterDataPipe"]
 
 Split = Literal["auto", "lanes", "samples"]
+_DEFAULT_RANKS = 4  # that divide a global batch without changing it, if the chain does not say how many
 
 
 @functional_pipe("deal", flavour="iter")
@@ -184,7 +184,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             raise ValueError('`lanes` and `max_ranks` cannot be given with `deal(split="samples")`.')
         self._lanes = DEFAULT_LANES if lanes is None else check_count("lanes", lanes)
         size = self._layout.global_batch_size
-        self._max_ranks = None if size is None else default_ranks(self._lanes, size)
+        self._max_ranks = None if size is None else math.gcd(_DEFAULT_RANKS, self._lanes, size)
         if max_ranks is not None:
             self._max_ranks = check_count("max_ranks", max_ranks)
             if size is None:
@@ -215,16 +215,29 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     @property
     def may_repeat(self) -> bool:
         """Whether samples of the same key may come more than once in an epoch."""
-        return self.continues or may_repeat(self.source)
+        chain = Chain.of(self.source)
+        repeats = (
+            # Other plan pipes choose without repeating.
+            (node.traits.is_plan and node.traits.holds_back) or is_of_torchdata(node.pipe, "Cycler", "Repeater")
+            for node in chain
+        )
+        return self.continues or len(chain.sources) != 1 or any(repeats)
 
     def num_planned(self) -> int | None:
         """Return how many samples all ranks together get in an epoch, as far as that is known."""
         if self._num_batches is not None:
             return self._num_batches * self._layout.size_of(self.sharding().num_ranks)
-        return None if self.uneven == "drop" else num_indexed(self.source)
+        # None also if a pipe may change how many samples the shards have.
+        chain, shards = Chain.of(self.source), shards_behind(self.source)
+        is_kept = all(
+            (isinstance(node.pipe, Pipe) or node.traits.role == "order")
+            and not (node.traits.is_plan or node.traits is UNDECLARED)
+            for node in chain
+        )
+        return shards.num_indexed() if self.uneven != "drop" and shards is not None and is_kept else None
 
     def lane_plan(self) -> LanePlan | None:
-        """Return the lanes of the epochs; None if every worker reads the whole stream.
+        """Return the lanes of the epochs; None if every worker reads the whole stream, also for want of shards.
 
         Raises:
             ValueError: The number of ranks does not divide `max_ranks`.
@@ -238,8 +251,11 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 f"`deal(global_batch_size=..., max_ranks={num_ranks}, lanes={num_ranks * 4})`, with a global batch of "
                 f"a multiple of {num_ranks} samples."
             )
-        size = self._layout.size_of(num_ranks)
-        return plan_lanes(self._lanes, size, self._max_ranks, num_ranks, num_shards_of(self.source))
+        size, num_pieces = self._layout.size_of(num_ranks), self._max_ranks or num_ranks
+        # Each lane needs a shard of each source.
+        sources = Chain.of(self.source).of_type(Shards)  # type: ignore[type-abstract]
+        num_groups = min(-(-self._lanes // num_pieces), min(shards.num_shards for shards in sources) // num_pieces)
+        return LanePlan(num_groups, num_pieces, size // num_pieces) if num_groups else None
 
     def iterate(self) -> Iterator[Batch]:
         epoch, first = self._begin()

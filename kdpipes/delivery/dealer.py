@@ -43,8 +43,7 @@ class Dealt:
     Args:
         number: Among those of this rank.
         num_samples: The number of its samples.
-        cursors: Where the lanes of a stream that it was made of stand after it; empty where pipes upstream hold samples
-            back.
+        cursors: Where the lanes that it was made of stand after it; empty where pipes upstream hold samples back.
         hashes: What identifies the samples of a stream, 8 bytes each, as they are made; see `hash_of_sample`.
     """
 
@@ -214,11 +213,7 @@ class Dealer(Resumable):
         return is_in_group and self.sharding().num_ranks > 1
 
     def _checked_sharding(self) -> Sharding:
-        """Return the sharding of the epoch that begins.
-
-        Raises:
-            ChainError: Batches would be lost or duplicated, because another library splits them as well.
-        """
+        """Return the sharding of the epoch that begins; raise ChainError if another library splits batches as well."""
         sharding, info = self.sharding(), get_worker_info()
         if sharding.num_ranks > 1 and _is_shared_out_by_accelerate(self):
             raise ChainError(
@@ -275,11 +270,11 @@ class Dealer(Resumable):
 
         Args:
             batch: The number of a batch of this rank.
-            listener: A function that is called for each batch before it is made.
+            listener: Called for each batch before it is made.
             cursors: Where the lanes of the stream stood after the last batch before that, of those that are known.
-            report_turn: A function that is called before the batches of each turn of the lanes if other ranks wait for
-                this one, with the number of the turn's first batch, and for each lane whether it has samples for the
-                turn, and where it stood before.
+            report_turn: Called before the batches of each turn of the lanes if other ranks wait for this one, with the
+                number of the turn's first batch, and for each lane whether it has samples for the turn, and where it
+                stood before.
         """
         self._start = _Start(None, batch, cursors)
         self._listener, self._report_turn = listener, report_turn
@@ -331,13 +326,9 @@ class Dealer(Resumable):
     def whole_batches(
         self, epoch: int, *, seed: int | None = None, seen: Callable[[Sample], None] | None = None, first: int = 0
     ) -> Iterator[tuple[int, Batch]]:
-        """Yield the batches of an epoch as lists of samples before `select`, with their numbers.
+        """Yield the batches of an epoch from `first` on, as lists of samples before `select`, with their numbers.
 
-        Args:
-            epoch: The number of the epoch.
-            seed: The seed to use instead of the dealer's.
-            seen: A function that is called with each sample before it is loaded.
-            first: The number of the first batch.
+        `seed` replaces the dealer's, and `seen` is called with each sample before it is loaded.
         """
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
@@ -439,10 +430,9 @@ class Dealer(Resumable):
 
 
 def fix_ranks(chain: Any) -> Ranks | None:
-    """Fix the current ranks in the pipes that shard a chain, before its copies are sent to workers.
+    """Fix the current ranks in the pipes that shard a chain, before its copies are sent to workers, and return them.
 
-    Returns:
-        The ranks; None if `deal(ranks=1)` makes them irrelevant.
+    None means that they do not matter, with `deal(ranks=1)`.
     """
     ranks, is_for_all_ranks = ranks_now(), False
     for pipe in Chain.of(chain).pipes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -13,9 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError
-from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
-from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.layout import Sharding
 
@@ -28,13 +25,8 @@ __all__ = [
     "LanePlan",
     "Passes",
     "Shards",
-    "default_ranks",
     "hash_of_sample",
-    "may_repeat",
     "merged",
-    "num_indexed",
-    "num_shards_of",
-    "plan_lanes",
     "resumable_shards",
     "shards_behind",
     "why_whole",
@@ -42,8 +34,6 @@ __all__ = [
 
 DEFAULT_LANES = 16
 _MAX_EMPTY = 16  # passes of a lane without a sample
-_REPEATING = "Cycler", "Repeater"  # stock pipes
-_DEFAULT_RANKS = 4  # that divide a global batch without changing it, if the chain does not say how many
 
 
 class Cursor(NamedTuple):
@@ -88,26 +78,21 @@ class Shards(Protocol):
 
 @dataclass(frozen=True)
 class LanePlan:
-    """The lanes of an epoch. A function of the chain; with `batch_size`, also of the number of ranks.
+    """The lanes of an epoch, which depend on the chain, and with `batch_size`, on the number of ranks.
 
     Global batch n is the batch of group n % num_groups. A group has `num_pieces` lanes, each of which gives an equal
     piece of the batch. A rank makes neighboring pieces, and a worker whole groups.
 
-    Args:
-        num_groups: The number of groups.
-        num_pieces: The number of lanes in a group.
-        piece_size: The number of samples in a piece.
-        is_whole: Whether the only lane is a stream that is not cut, which every worker of every rank reads.
+    A stream that is not cut is a single lane, which every worker of every rank reads.
     """
 
     num_groups: int
-    num_pieces: int
-    piece_size: int
-    is_whole: bool = False
+    num_pieces: int  # the number of lanes in a group
+    piece_size: int  # the number of samples in a piece
+    is_whole: bool = False  # whether the stream is not cut
 
     @property
     def num_lanes(self) -> int:
-        """The number of lanes."""
         return self.num_groups * self.num_pieces
 
     @property
@@ -134,37 +119,16 @@ class LanePlan:
         return range(first + size * sharding.rank, first + size * (sharding.rank + 1))
 
 
-def plan_lanes(lanes: int, size: int, max_ranks: int | None, num_ranks: int, num_shards: int) -> LanePlan | None:
-    """Return the lanes of an epoch; None if there are fewer shards than pieces of a batch.
-
-    Args:
-        lanes: The number of lanes, as far as there are shards.
-        size: The number of samples in a global batch.
-        max_ranks: The number of pieces of a batch; None for one piece of each rank.
-        num_ranks: The number of ranks.
-        num_shards: The number of shards; of several sources, that of the smallest.
-    """
-    num_pieces = num_ranks if max_ranks is None else max_ranks
-    num_groups = min(-(-lanes // num_pieces), num_shards // num_pieces)
-    return LanePlan(num_groups, num_pieces, size // num_pieces) if num_groups else None
-
-
-def default_ranks(lanes: int, size: int) -> int:
-    """Return the number of pieces of a global batch, if the chain does not give it."""
-    return math.gcd(_DEFAULT_RANKS, lanes, size)
-
-
 class Lane:
     """One lane of an epoch: the samples of its shards, in pieces of batches.
 
     Args:
         number: The number of the lane.
-        items: The samples, not yet loaded.
+        items: The samples, not yet loaded, from `cursor` on; None is the start.
         again: The samples of the lane again and again, without end, for padding.
         size: The number of samples in a piece.
-        place: A function that returns where the items stand, as the first three numbers of a cursor; None if no cursor
-            resumes them.
-        cursor: Where the first of the items stands; None is the start.
+        place: Returns where the items stand, as the first three numbers of a cursor; None if no cursor resumes them.
+        cursor: See `items`.
     """
 
     def __init__(
@@ -198,7 +162,6 @@ class Lane:
         return self._num_taken < (self._size if uneven == "drop" else 1)
 
     def close(self) -> None:
-        """Close the files of the lane."""
         if isinstance(self._items, Passes):
             self._items.close()
 
@@ -212,8 +175,8 @@ class Passes(Iterator[Any]):
     """The samples of a lane, pass after pass, without end.
 
     Args:
-        begin: A function that returns the items of a pass by its number, from a cursor on (None is the start), and the
-            shards whose cursor can resume them; None if a pipe holds samples back.
+        begin: Returns the items of a pass by its number, from a cursor on (None is the start), and the shards whose
+            cursor can resume them; None if a pipe holds samples back.
         num_shards: The number of the lane's shards, by which a cursor counts on from pass to pass.
         cursor: Where to begin.
     """
@@ -264,13 +227,8 @@ class Passes(Iterator[Any]):
 class KeptLanes:
     """The lanes of an epoch with `num_batches`, kept for the next one, which continues them.
 
-    A copy of it is empty, since open files and filled buffers belong to one pipe in one process.
-
-    Args:
-        owner: The pipe that runs the lanes.
-        plan: The lanes.
-        lanes: The lanes by number, except after an error or an epoch that was left early.
-        cursors: Where the lanes stand.
+    A copy is empty, since open files and filled buffers belong to one pipe (`owner`) in one process. There are only
+    cursors after an error, or an epoch that was left early.
     """
 
     def __init__(
@@ -298,8 +256,7 @@ class KeptLanes:
 
     def of(self, owner: Any, plan: LanePlan) -> tuple[dict[int, Lane], dict[int, Cursor]]:
         """Return the lanes and cursors, if they are those of a pipe and a plan."""
-        is_same = self._of == (id(owner), os.getpid(), plan)
-        if not is_same:
+        if self._of != (id(owner), os.getpid(), plan):
             return {}, {}
         lanes, self._lanes = self._lanes, {}
         return lanes, self._cursors
@@ -314,34 +271,13 @@ def shards_behind(pipe: Any) -> Any:
 def resumable_shards(pipe: Any) -> Any:
     """Return the stream of shards that a chain reads, if no pipe on the way holds samples back; else None."""
     shards = shards_behind(pipe)
-    between = [node for node in reversed(Chain.of(pipe)) if node.pipe is not shards]
-    is_straight = not any(node.traits.holds_back for node in between)
-    return shards if is_straight else None
-
-
-def num_shards_of(pipe: Any) -> int:
-    """Return the number of shards of a chain; of several sources, that of the smallest."""
-    return min(shards.num_shards for shards in Chain.of(pipe).of_type(Shards))  # type: ignore[type-abstract]
+    held_back = any(node.traits.holds_back for node in Chain.of(pipe) if node.pipe is not shards)
+    return None if held_back else shards
 
 
 def hash_of_sample(key: str) -> bytes:
     """Return 8 bytes that stand for a sample in receipts; no sample has eight zeros, which stand for padding."""
     return hashlib.blake2b(key.encode(), digest_size=8).digest()
-
-
-def may_repeat(pipe: Any) -> bool:
-    """Return whether a stream may give samples of the same key more than once in an epoch."""
-    chain = Chain.of(pipe)
-    repeats = (node.traits.is_plan and node.traits.holds_back for node in chain)  # others choose without repeating
-    return len(chain.sources) != 1 or any(repeats) or any(is_of_torchdata(node.pipe, *_REPEATING) for node in chain)
-
-
-def num_indexed(pipe: Any) -> int | None:
-    """Return how many samples a stream gives in an epoch; None if a pipe may change that, or a shard has no index."""
-    shards = shards_behind(pipe)
-    keeps = (isinstance(node.pipe, Pipe) or node.traits.role == "order" for node in Chain.of(pipe))
-    is_kept = all(keeps) and not any(node.traits.is_plan or node.traits is UNDECLARED for node in Chain.of(pipe))
-    return shards.num_indexed() if shards is not None and is_kept else None
 
 
 def why_whole(pipe: Any) -> str | None:

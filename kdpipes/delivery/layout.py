@@ -99,15 +99,9 @@ class Sharding:
         return range(first, first + size)
 
     def applied(self, count: int, index: int, group: Any, num_ranks: int) -> Sharding:
-        """Return the sharding after one call of `apply_sharding`.
+        """Return the sharding after a call of `apply_sharding(count, index, group)`.
 
         torch's DataLoader gives ranks and workers as one number, `worker * num_ranks + rank`, without a group.
-
-        Args:
-            count: The number of shards.
-            index: The number of this one.
-            group: The level of the shards, a member of `SHARDING_PRIORITIES`; or None.
-            num_ranks: The number of ranks included in `count` by torch's DataLoader.
         """
         if group == SHARDING_PRIORITIES.DISTRIBUTED:
             return replace(self, rank=index, num_ranks=count)

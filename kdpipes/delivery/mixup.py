@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,18 +72,20 @@ class MixerUpIterDataPipe(SampleMixing):
         return {"partner": torch.from_numpy(partner), "weight": torch.from_numpy(weight)}
 
     def apply(self, x: torch.Tensor, y: torch.Tensor, params: Params) -> tuple[torch.Tensor, torch.Tensor]:
-        return _mean(x, params, self.empty_like), mixed_labels(y, params, self._num_classes)
+        return self._means(x, params), mixed_labels(y, params, self._num_classes)
 
-
-def _mean(x: torch.Tensor, params: Params, empty_like: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    if not x.is_floating_point() and x.dtype != torch.uint8:
-        raise DataError(f"`mixup` takes images of uint8 or floats, but got {x.dtype}. Convert them with `.float()`.")
-    weight, kind = params["weight"], torch.promote_types(x.dtype, torch.float32)
-    if bool((weight == 1).all()):
-        return x
-    means = empty_like(x)
-    weights = torch.stack([weight, 1 - weight], dim=1).to(x.device, kind)
-    for row, partner in enumerate(params["partner"].tolist()):  # one by one, so that they stay in the processor's cache
-        mean = x[row].to(kind) * weights[row, 0] + x[partner].to(kind) * weights[row, 1]
-        means[row] = mean if x.is_floating_point() else mean.round_()
-    return means
+    def _means(self, x: torch.Tensor, params: Params) -> torch.Tensor:
+        if not x.is_floating_point() and x.dtype != torch.uint8:
+            raise DataError(
+                f"`mixup` takes images of uint8 or floats, but got {x.dtype}. Convert them with `.float()`."
+            )
+        weight, kind = params["weight"], torch.promote_types(x.dtype, torch.float32)
+        if bool((weight == 1).all()):
+            return x
+        means = self.empty_like(x)
+        weights = torch.stack([weight, 1 - weight], dim=1).to(x.device, kind)
+        # One by one, so that they stay in the processor's cache.
+        for row, partner in enumerate(params["partner"].tolist()):
+            mean = x[row].to(kind) * weights[row, 0] + x[partner].to(kind) * weights[row, 1]
+            means[row] = mean if x.is_floating_point() else mean.round_()
+        return means

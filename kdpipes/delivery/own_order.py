@@ -57,11 +57,7 @@ class OwnOrder(Fingerprinted):
         return type(self._order).__qualname__ if self._is_sampler else self._order
 
     def reject_ranks(self, num_ranks: int) -> None:
-        """Raise an error if `deal` would divide the part that a distributed sampler gives to one rank once more.
-
-        Args:
-            num_ranks: The number of ranks that `deal` divides the batches between.
-        """
+        """Raise an error if `deal` would divide the part that a distributed sampler gives to one rank once more."""
         known = vars(self._order) if self._is_sampler else {}
         num_replicas = known.get("num_replicas", known.get("world_size", 1))  # torch's name, and that of others
         if num_ranks > 1 and num_replicas != 1:
@@ -72,17 +68,7 @@ class OwnOrder(Fingerprinted):
             )
 
     def positions(self, epoch: int, size: int) -> NDArray[np.int64]:
-        """Return the positions of an epoch, `[n] int`.
-
-        Args:
-            epoch: The number of the epoch, from 0.
-            size: The number of samples of the source.
-
-        Raises:
-            TypeError: The order does not give integers.
-            ValueError: A sampler does not end.
-            IndexError: A position lies outside the source.
-        """
+        """Return the positions of an epoch in a source of `size` samples, `[n] int`; raise an error if they are not."""
         key = hash_key("own order", self._seed, epoch)
         given = self._sampled(key, epoch, size) if self._is_sampler else self._called(key, epoch)
         positions = np.asarray(given)

@@ -97,7 +97,6 @@ class Packs(Fingerprinted):
         return len(self.sizes)
 
     def fingerprint(self) -> Any:
-        """Return the data that identify the rows."""
         return self.order, self.sizes
 
     def filled(self, key: tuple[int, int] | None) -> NDArray[Any]:
@@ -116,10 +115,7 @@ class Packs(Fingerprinted):
 def _best_fit(lengths: list[int], counts: list[int], max_tokens: int) -> list[tuple[int, Content]]:
     """Return the rows, in the order in which they were begun: how many have the same content, and the content.
 
-    Args:
-        lengths: The distinct lengths, longest first, from 1 to `max_tokens`.
-        counts: The number of samples of each length.
-        max_tokens: The number of tokens in a row.
+    `lengths` are distinct, longest first, from 1 to `max_tokens`; `counts` are the numbers of samples of each.
     """
     spaces: list[int] = []  # the free spaces of open rows, sorted
     rows_with: dict[int, list[tuple[int, int, Content]]] = {}  # by free space: when begun, how many, their content
@@ -168,7 +164,7 @@ class PackEpoch(Epoch):
         packs: The rows.
         layout: The division of all rows into batches.
         sharding: The rank and the number of ranks.
-        key: The seed and the epoch of a shuffled order; None if the epoch is not shuffled, or only counted.
+        key: The seed and the epoch of a shuffled order; None if the epoch is not shuffled.
     """
 
     def __init__(self, packs: Packs, layout: Layout, sharding: Sharding, key: tuple[int, int] | None) -> None:

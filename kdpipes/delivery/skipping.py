@@ -50,7 +50,6 @@ class Skip:
         return self.epoch, self.ordinal, self.is_shard, self.key
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
         return asdict(self)
 
     def log(self) -> None:
@@ -93,11 +92,7 @@ class SkipLimits:
         self._last: Skip | None = None
 
     def count(self, skip: Skip) -> None:
-        """Count a skipped sample; samples must come in the order of their ordinals.
-
-        Raises:
-            DataError: Too many samples have been skipped.
-        """
+        """Count a skipped sample, in the order of their ordinals; raise DataError if there are too many."""
         self._last = skip
         if skip.is_shard:
             return
@@ -109,11 +104,7 @@ class SkipLimits:
         self._handler.reject_many(num_skipped, num_seen, skip.key, skip.error)
 
     def end(self) -> None:
-        """End an epoch that has given no batch.
-
-        Raises:
-            DataError: All of its samples were skipped.
-        """
+        """End an epoch that has given no batch; raise DataError if all of its samples were skipped."""
         if self._last is not None and not self._first_batch:
             self._handler.reject_all(self._last.key, self._last.error)
 
@@ -124,9 +115,9 @@ class Skipper:
     Args:
         handler: The operation of `.on_error(...)`.
         banned: The reasons, by key, why samples are not even tried: workers have died while making them.
-        tell: A function that is called with each sample that is left out.
-        seen: A function that is called with each sample before its fields are loaded.
-        limits: The limits that count skipped samples; None if a loader counts them.
+        tell: Called with each sample that is left out; None logs it.
+        seen: Called with each sample before its fields are loaded.
+        limits: Counts skipped samples; None if a loader does.
     """
 
     def __init__(
@@ -151,14 +142,7 @@ class Skipper:
         return bool(self._listed)
 
     def make(self, sample_key: SampleKey, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        """Return an item, or LEFT_OUT.
-
-        Args:
-            sample_key: The key of the delivered sample.
-            batch: The number of its batch.
-            fetch: A function that returns the sample, not loaded.
-            finish: A function that returns the item that the chain makes of it.
-        """
+        """Return what `finish` makes of the sample that `fetch` returns, not loaded; or LEFT_OUT."""
         sample: Any = None
         try:
             sample = fetch()
@@ -181,15 +165,7 @@ class Skipper:
         return item
 
     def give_up(self, epoch: int, batch: int, key: str, index: int, error: Exception) -> bool:
-        """Leave out the rest of a shard, and return True; or return False, if that must not be.
-
-        Args:
-            epoch: The number of the epoch.
-            batch: The number of the batch that is being read.
-            key: The name of the shard in keys.
-            index: The number of samples that the stream has given before.
-            error: Why.
-        """
+        """Leave out the rest of a shard, after `index` samples of the stream; return False if that must not be."""
         if isinstance(error, ImportError) or not self._handler.tolerates(error):
             return False
         skip = Skip(epoch, batch, index, key, f"{type(error).__name__}: {without_notes(error)}", is_shard=True)

@@ -51,11 +51,7 @@ def together(tail: Sequence[SampleMapperIterDataPipe], samples: Sequence[Sample]
 
 
 class _Held:
-    """Samples that have been read, but not loaded.
-
-    Args:
-        samples: The samples.
-    """
+    """Samples that have been read, but not loaded."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self._samples = samples
@@ -74,12 +70,7 @@ class _Held:
 
 
 class _Worked:
-    """A source after an operation.
-
-    Args:
-        operation: The operation.
-        source: The source.
-    """
+    """A source after an operation."""
 
     def __init__(self, operation: Operation, source: BulkSource) -> None:
         self._operation, self._source = operation, source

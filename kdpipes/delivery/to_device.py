@@ -108,13 +108,7 @@ def _check_device(device: torch.device) -> None:
 
 
 class _OnStream:
-    """Sends batches to a CUDA device on a separate CUDA stream, in a thread of its own.
-
-    Args:
-        device: The device.
-        copy: A function that takes a function and a batch, in the thread, and returns the batch with the function
-            applied to its tensors.
-    """
+    """Sends batches to a CUDA device on a separate CUDA stream, in a thread of its own, in which it calls `copy`."""
 
     def __init__(
         self, device: torch.device, copy: Callable[[Callable[[torch.Tensor], torch.Tensor], Any], Any]
