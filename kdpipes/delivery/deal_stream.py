@@ -311,16 +311,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                         continue
                     if num_sharers > 1 and (batch if plan.is_whole else next(turns)) % num_sharers != sharer:
                         continue
-                    parts = []
-                    for lane, items in zip(group, taken, strict=True):
-                        start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
-                        padding = lane.padding(plan.piece_size - len(items)) if uneven == "pad" else []
-                        for place, item in enumerate([*items, *padding]):
-                            key = SampleKey(self._seed, epoch, start + place, is_padding=place >= len(items))
-                            parts.append((item, key))
-                    if plan.is_whole:
-                        own = share_out(0, len(parts), self._sharding)
-                        parts = parts[own.start : own.stop]
+                    parts = self._parts(plan, epoch, batch, group, taken)
                     places = ((lane.number, lane.cursor) for lane in group)
                     dealt = Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None))
                     if made := self._batch(epoch, dealt, partial(self._items_of, epoch, dealt, parts)):
@@ -338,6 +329,21 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 self._kept = KeptLanes(self, plan, every, dict(self._first_cursors) | cursors)
                 if not has_ended:
                     self._kept.close()
+
+    def _parts(
+        self, plan: LanePlan, epoch: int, batch: int, group: list[Lane], taken: list[list[Any]]
+    ) -> list[tuple[Any, SampleKey]]:
+        """Return the samples of this rank in a batch, padded if need be, with their keys."""
+        parts = []
+        for lane, items in zip(group, taken, strict=True):
+            start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
+            padding = lane.padding(plan.piece_size - len(items)) if self.uneven == "pad" else []
+            for place, item in enumerate([*items, *padding]):
+                parts.append((item, SampleKey(self._seed, epoch, start + place, is_padding=place >= len(items))))
+        if not plan.is_whole:
+            return parts
+        own = share_out(0, len(parts), self._sharding)
+        return parts[own.start : own.stop]
 
     def _warn_of_short(self, plan: LanePlan, too_short: list[int]) -> None:
         """Warn once if lanes are too short for one batch, with the number of lanes or samples that would not be."""
