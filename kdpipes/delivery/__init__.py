@@ -1,9 +1,9 @@
 """Pipes that make batches and deliver them: `deal`, `collate_samples`, `mixup`, `cutmix`, `to_device`.
 
-`deal` (indexed chains) and `deal_stream` share `dealer`. `cut` and the `by_*` modules decide which samples form a
-batch, `layout` and `lanes` which rank and worker makes it. `collate_samples` makes tensors, `batch_pipe` is the base
-class of pipes that follow, and `batch_memory` allocates batches in the memory in which they are sent. To begin with,
-read `deal`.
+`deal` (indexed chains) and `deal_stream` share `dealer`. `cut`, `packing`, `own_order` and the `by_*` modules decide
+which samples form a batch, `layout` and `lanes` which rank and worker makes it. `collate_samples` makes tensors,
+`batch_pipe` is the base class of pipes that follow, and `batch_memory` allocates batches in the memory in which they
+are sent. To begin with, read `deal`.
 """
 
 from typing import TYPE_CHECKING

@@ -290,10 +290,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
         try:
             for turn in count(first // num_groups):
-                numbers = {turn * num_groups + place: place for place in lanes}
-                due = [number for number in numbers if number >= first and (limit is None or number < limit)]
                 if limit is not None and turn * num_groups >= limit:
                     break
+                numbers = {turn * num_groups + place: place for place in lanes}
+                due = [number for number in numbers if number >= first and (limit is None or number < limit)]
                 pieces: dict[int, list[list[Any]]] = {}
                 if tell is not None:  # the ranks must know what each of them has before one makes a batch of this turn
                     self._reading = epoch, turn * num_groups
@@ -334,7 +334,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self, plan: LanePlan, epoch: int, batch: int, group: list[Lane], taken: list[list[Any]]
     ) -> list[tuple[Any, SampleKey]]:
         """Return the samples of this rank in a batch, padded if need be, with their keys."""
-        parts = []
+        parts: list[tuple[Any, SampleKey]] = []
         for lane, items in zip(group, taken, strict=True):
             start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
             padding = lane.padding(plan.piece_size - len(items)) if self.uneven == "pad" else []

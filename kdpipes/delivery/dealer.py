@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -25,8 +25,9 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
 from kdpipes.core.traits import ItemForm, Traits
+from kdpipes.delivery.cut import Cut
 from kdpipes.delivery.lanes import Cursors, merged
-from kdpipes.delivery.layout import NEW_LOADER, Ranks, Sharding, check_ranks, group_ranks, ranks_now
+from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper
 
 __all__ = ["Batch", "DealRanks", "Dealer", "Dealt", "Resumable", "Shuffle", "fix_ranks"]
@@ -102,15 +103,6 @@ class Resumable(Streaming[Any]):
         load_state(self, state_dict, strict=strict)
 
 
-class _Sizing(Protocol):
-    """The sizes of batches: `Layout`, or a `Cut`."""
-
-    @property
-    def uneven(self) -> str: ...
-    def sizes(self, num_ranks: int) -> dict[str, Any]: ...
-    def batch_size_of(self, num_ranks: int) -> int | None: ...
-
-
 class Dealer(Resumable):
     """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
 
@@ -123,7 +115,7 @@ class Dealer(Resumable):
     continues = False  # whether an epoch begins where the lanes of the previous one have ended
     reads_ahead = True  # whether remote sources prefetch the next batches
 
-    def _configure(self, sizing: _Sizing, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
+    def _configure(self, sizing: Layout | Cut, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
         self._sizing, self.uneven = sizing, sizing.uneven  # what happens to a short last batch
         if isinstance(ranks, bool) or ranks not in ("auto", 1):
             hint = "1 gives every rank all batches; another library may then split them between ranks."
