@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import socket
@@ -179,10 +180,10 @@ def write_shards(
         raise ValueError(
             "`max_samples` or `max_bytes` must be given. Pass the size of a shard, such as `max_samples=1000`."
         )
-    limits = _Limits(
-        None if max_samples is None else check_count("max_samples", max_samples),
-        None if max_bytes is None else check_count("max_bytes", max_bytes),
-    )
+    if max_samples is not None:
+        check_count("max_samples", max_samples)
+    if max_bytes is not None:
+        check_count("max_bytes", max_bytes)
     source: Any = gives_samples(pipe, "write_shards")
     encoder = MemberEncoder(_field_names(pipe, fields), encode, extensions)
     recipe = _Recipe(source, encoder, None if key is None else Callback("key", key))
@@ -204,16 +205,16 @@ def write_shards(
     names = class_names_of(pipe)
     with places.locked():
         notes, was_begun = _begin_notes(places, job, None if names is None else tuple(names))
-        run = _Run(recipe, places, limits, notes, size, num_workers, executor)
+        run = _Run(recipe, places, max_samples, max_bytes, notes, was_begun, size, num_workers, executor)
         if was_begun:
             places.remove_drafts()
         try:
-            return run.finish(was_begun)
+            return run.finish()
         except BaseException:
             if executor is None:
                 places.remove_drafts()  # of workers that were killed
                 if not was_begun:
-                    places.remove_unused_notes(notes)
+                    places.remove_unused_notes()
             raise
 
 
@@ -240,12 +241,7 @@ class _Report(NamedTuple):
 
 
 class ShardPlaces:
-    """The URLs of shards 0, 1, ..., and of what lies beside them.
-
-    Args:
-        pattern: A path or URL with `%06d` in place of the number.
-        storage_options: The arguments of fsspec's file system.
-    """
+    """The URLs of shards 0, 1, ..., and of what lies beside them, by a path or URL with `%06d` for the number."""
 
     def __init__(self, pattern: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         self.access = Access(storage_options=storage_options)
@@ -277,11 +273,8 @@ class ShardPlaces:
     def locked(self) -> Iterator[None]:
         """Make the folder, and lock the shards against other jobs, which would remove the drafts of this one.
 
-        Without a lock in folders that cannot be written, and on remote storage, which has no drafts: the notes alone
-        keep other jobs out there.
-
-        Raises:
-            RuntimeError: Another job is writing these shards.
+        Folders that cannot be written have no lock, and neither has remote storage, which has no drafts: there, the
+        notes alone keep other jobs out.
         """
         if not self.is_local:
             yield
@@ -321,20 +314,13 @@ class ShardPlaces:
             if draft.fullmatch(name):
                 Path(self._folder, name).unlink(missing_ok=True)
 
-    def remove_unused_notes(self, notes: SavedNotes) -> None:
-        """Remove the notes of a remote job that has failed before its first shard: they would keep others out.
-
-        Another run of the same job may write its first shard between the listing and the removal. Then both put the
-        notes back: this run if it sees the shard in a second listing, the other one after it has written the shard
-        (see `_Run`). One of the two comes last.
-        """
+    def remove_unused_notes(self) -> None:
+        """Remove the notes of a remote job that has failed before its first shard: they would keep others out."""
         with suppress(Exception):  # the error of the job is the one to report
             if not self.is_local and not self.existing():
                 with using(self.access):
                     filesystem, path = filesystem_of(self.notes_url)
                     filesystem.rm_file(path)
-                if self.existing():
-                    _kept_notes(self, notes)
 
     def _names(self) -> list[str]:
         if self.is_local:
@@ -354,12 +340,16 @@ class ShardPlaces:
         with using(self.access):
             return index_beside(self.url(number))
 
-    def finished(self, numbers: Iterable[int]) -> Iterator[_Report]:
-        """Yield a report for each of some shards that is complete, in order."""
-        asked = list(numbers)
-        found = in_parallel(self.index, asked, _NUM_THREADS)
+    def keys_of(self, number: int) -> Sequence[str]:
+        """Return the keys in a shard; none if the shard is not complete."""
+        index = self.index(number)
+        return [] if index is None else index.keys
+
+    def finished(self, num_shards: int) -> Iterator[_Report]:
+        """Yield a report for each of the first `num_shards` shards that is complete, in order."""
+        found = in_parallel(self.index, range(num_shards), _NUM_THREADS)
         with closing(found):  # type: ignore[type-var]  # a generator
-            for number, index in zip(asked, found, strict=True):
+            for number, index in enumerate(found):
                 if index is not None:
                     yield _Report(number, _hashes_of(index.keys), index.version.size)
 
@@ -417,28 +407,21 @@ def _begin_notes(
 ) -> tuple[SavedNotes, bool]:
     """Return the notes of a job, and whether an earlier run has written them.
 
-    The notes also keep two jobs from writing the same remote shards at the same time, where no lock is possible: they
-    are created by one request, and never replaced by those of another job. Two runs of the same job are harmless: they
-    write the same bytes.
+    The notes also keep two jobs from writing the same remote shards, where no lock is possible: one request creates
+    them, and those of another job are never replaced. Two runs of one job are harmless: they write the same bytes.
     """
-    notes, existing = _read_notes(places), places.existing()
-    was_begun = notes is not None
-    if notes is None:
-        if existing:
-            raise FileExistsError(
-                f"There are shards already, such as {existing[0]!r}, but {places.notes_url!r}, which would name their "
-                "job, is missing. Write to another place, or delete them."
-            )
-        notes = SavedNotes(job, class_names)
-        if not places.is_local:
-            with using(places.access):
-                notes = SavedNotes.from_bytes(create_url(places.notes_url, _as_json(notes)), places.notes_url)
-    elif places.is_local and not existing and notes.job != job:  # the lock is held, so the other job has ended
-        notes, was_begun = SavedNotes(job, class_names), False
+    found, existing = _read_notes(places), places.existing()
+    if found is None and existing:
+        raise FileExistsError(
+            f"There are shards already, such as {existing[0]!r}, but {places.notes_url!r}, which would name their "
+            "job, is missing. Write to another place, or delete them."
+        )
+    new = SavedNotes(job, class_names)
+    if places.is_local and not existing and (found is None or found.job != job):  # locked, so that job has ended
+        return _write_notes(places, new), False
+    notes = _kept_notes(places, new) if found is None else found
     _check_job(places, notes, job, has_shards=bool(existing))
-    if places.is_local and not was_begun:
-        _write_notes(places, notes)
-    return notes, was_begun
+    return notes, found is not None
 
 
 def _read_notes(places: ShardPlaces) -> SavedNotes | None:
@@ -497,33 +480,24 @@ def _as_json(notes: SavedNotes) -> bytes:
     return json.dumps(asdict(notes), ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape")
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """The maximum size of shards; a sample that is larger gets a shard of its own."""
+class _Numbering:
+    """Returns the number of the shard of each sample, from its size; a sample above the limit gets its own shard."""
 
-    max_samples: int | None
-    max_bytes: int | None
+    def __init__(self, max_samples: int | None, max_bytes: int | None, number: int = 0) -> None:
+        self._max_samples, self._max_bytes = max_samples or math.inf, max_bytes or math.inf
+        self._number, self._num_samples, self._num_bytes = number, 0, len(END_MARK)
 
-    def allow(self, num_samples: int, num_bytes: int, size: int) -> bool:
-        """Return whether a shard with so many samples and bytes takes another sample of `size` bytes."""
-        if num_samples == 0:
-            return True
-        fits = self.max_bytes is None or num_bytes + size + len(END_MARK) <= self.max_bytes
-        return fits and (self.max_samples is None or num_samples < self.max_samples)
-
-    def stops(self, sizes: NDArray[np.int64]) -> list[int]:
-        """Return the stop position of each shard; samples that are left out have size 0."""
-        stops, num_samples, num_bytes = list[int](), 0, 0
-        for position, size in enumerate(sizes.tolist()):
-            if size and not self.allow(num_samples, num_bytes, size):
-                stops.append(position)
-                num_samples = num_bytes = 0
-            num_samples, num_bytes = num_samples + bool(size), num_bytes + size
-        return [*stops, len(sizes)] if num_samples else stops
+    def __call__(self, size: int) -> int:
+        is_full = self._num_samples >= self._max_samples or self._num_bytes + size > self._max_bytes
+        if is_full and self._num_samples:
+            self._number, self._num_samples, self._num_bytes = self._number + 1, 0, len(END_MARK)
+        self._num_samples += 1
+        self._num_bytes += size
+        return self._number
 
 
 class _Span(NamedTuple):
-    """A job: positions of the chain from `start` to `stop`, to be measured, or written as a shard."""
+    """Positions of the chain that one job measures, or writes as a shard."""
 
     start: int
     stop: int
@@ -600,24 +574,26 @@ class _Run:
 
     recipe: _Recipe
     places: ShardPlaces
-    limits: _Limits
+    max_samples: int | None
+    max_bytes: int | None
     notes: SavedNotes
+    was_begun: bool
     size: int | None
     num_workers: int
     executor: Executor | None
 
     def __post_init__(self) -> None:
-        self._keys = _Keys(self._keys_of)
+        self._keys = _Keys(self.places.keys_of)
         self._reports: dict[int, _Report] = {}
         self._num_found = self._num_left_out = 0
 
-    def finish(self, was_begun: bool) -> ShardsResult:
+    def finish(self) -> ShardsResult:
         """Write the missing shards and the notes, and return the result."""
         stops = self._stops()
         if stops is None:
-            self._write_in_order(was_begun)
+            self._write_in_order()
         else:
-            self._write_spans(stops, was_begun)
+            self._write_spans(stops)
         self._keys.check()
         reports = [self._reports[number] for number in range(len(self._reports))]
         shards = [[len(report.hashes), report.num_bytes] for report in reports]
@@ -629,8 +605,8 @@ class _Run:
         names = self.notes.class_names
         return ShardsResult(
             urls=[self.places.url(report.number) for report in reports],
-            num_samples=sum(num_samples for num_samples, _ in shards),
-            num_bytes=sum(num_bytes for _, num_bytes in shards),
+            num_samples=sum(len(report.hashes) for report in reports),
+            num_bytes=sum(report.num_bytes for report in reports),
             num_found=self._num_found,
             num_left_out=self._num_left_out + sum(report.num_left_out for report in reports),
             class_names=None if names is None else tuple(names),
@@ -641,16 +617,19 @@ class _Run:
         size = self.size
         if size is None:
             return None
-        if self.limits.max_bytes is None:
-            step = self.limits.max_samples or 1
+        if self.max_bytes is None:
+            step = self.max_samples or 1
             return [min(start + step, size) for start in range(0, size, step)]
         if self.notes.stops is not None:
             return list(self.notes.stops)
         if not self.num_workers and self.executor is None:
             return None
         spans = [_Span(start, min(start + _MEASURED, size)) for start in range(0, size, _MEASURED)]
-        with self._run(partial(_measure_span, self.recipe), spans, "measuring samples") as sizes:
-            stops = self.limits.stops(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]))
+        with self._run(partial(_measure_span, self.recipe), spans, "measuring samples") as measured:
+            sizes = np.concatenate([np.zeros(0, dtype=np.int64), *measured])
+        kept = np.flatnonzero(sizes)
+        numbers = list(map(_Numbering(self.max_samples, self.max_bytes), sizes[kept].tolist()))
+        stops = [*kept[1:][np.diff(numbers) > 0].tolist(), size] if numbers else []
         self._num_left_out = 0 if stops else size
         self.notes = _write_notes(self.places, replace(self.notes, stops=stops))
         return stops
@@ -661,10 +640,9 @@ class _Run:
                 pipe.prepare_for_workers()
         return closing(run_jobs(function, spans, executor=self.executor, num_workers=self.num_workers, what=what))
 
-    def _write_spans(self, stops: list[int], was_begun: bool) -> None:
-        if was_begun:
-            for report in self.places.finished(range(len(stops))):
-                self._add(report)
+    def _write_spans(self, stops: list[int]) -> None:
+        for report in self.places.finished(len(stops) if self.was_begun else 0):
+            self._add(report)
         self._num_found = len(self._reports)
         shards = enumerate(zip([0, *stops], stops, strict=False))
         spans = [_Span(start, stop, number, self.places.url(number)) for number, (start, stop) in shards]
@@ -678,14 +656,14 @@ class _Run:
         self._keys.add(report.hashes, report.number)
 
     def _add_written(self, report: _Report) -> None:
-        """Add a shard that this run has written. After the first remote one, put back the notes if they are gone."""
+        # A run of the same job that failed may have removed the notes, if it saw no shard.
         if not self.places.is_local and len(self._reports) == self._num_found:
             _check_job(self.places, _kept_notes(self.places, self.notes), self.notes.job, has_shards=True)
         self._add(report)
 
-    def _write_in_order(self, was_begun: bool) -> None:
+    def _write_in_order(self) -> None:
         """Write shards as the samples come, after the ones that exist."""
-        found = self.places.finished(range(len(self.places.existing()) if was_begun else 0))
+        found = self.places.finished(len(self.places.existing()) if self.was_begun else 0)
         with closing(found):  # type: ignore[type-var]  # a generator
             for report in found:
                 if report.number != len(self._reports):  # one before it is missing
@@ -701,16 +679,12 @@ class _Run:
 
     def _numbered(self, samples: Iterable[TarSample | None]) -> Iterator[tuple[int, TarSample]]:
         """Yield each sample with the number of its shard."""
-        number, num_samples, num_bytes = self._num_found, 0, 0
+        number_of = _Numbering(self.max_samples, self.max_bytes, self._num_found)
         for sample in samples:
             if sample is None:
                 self._num_left_out += 1
-                continue
-            size = sample.num_bytes
-            if not self.limits.allow(num_samples, num_bytes, size):
-                number, num_samples, num_bytes = number + 1, 0, 0
-            num_samples, num_bytes = num_samples + 1, num_bytes + size
-            yield number, sample
+            else:
+                yield number_of(sample.num_bytes), sample
 
     def _skip_written(self, samples: Iterator[Coming]) -> None:
         """Take from `samples` those of existing shards, and those in between that `on_error` leaves out."""
@@ -719,17 +693,13 @@ class _Run:
         while place < len(due):
             key = next(keys, _END)
             if key is _END:
-                known = (key for number in self._reports for key in self._keys_of(number))
+                known = (key for number in self._reports for key in self.places.keys_of(number))
                 raise DataError(
                     f"The chain does not yield the same samples as before: sample {next(islice(known, place, None))!r} "
                     "of an existing shard is missing, or comes at another position. Pass a seed to random pipes, or "
                     "delete the shards to start over."
                 )
             place += key is not None and bool(_hashes_of([key])[0] == due[place])
-
-    def _keys_of(self, number: int) -> Sequence[str]:
-        index = self.places.index(number)
-        return [] if index is None else index.keys
 
 
 def _hashes_of(keys: Iterable[str]) -> NDArray[np.uint64]:

@@ -184,7 +184,7 @@ def test_shards_that_are_there_are_looked_at_few_at_a_time(tmp_path: Path, monke
         return index
 
     monkeypatch.setattr(shards, "index_beside", look)
-    found = shards.ShardPlaces(tmp_path / "train-%06d.tar").finished(range(1000))
+    found = shards.ShardPlaces(tmp_path / "train-%06d.tar").finished(1000)
     with closing(found):
         first = next(found)
         assert (first.number, len(first.hashes), first.num_bytes) == (0, 2, 7)
