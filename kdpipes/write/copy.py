@@ -19,7 +19,7 @@ import zipfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
@@ -30,7 +30,7 @@ from fsspec.spec import AbstractBufferedFile
 from kdpipes.core.errors import DataError, as_cause, check_count, masked, must_be
 from kdpipes.core.progress import bytes_if_slow
 from kdpipes.storage.access import Access, current_access, using
-from kdpipes.storage.files import CAN_HOLD, HeldFile, draft_of, version_in
+from kdpipes.storage.files import draft_of, locked, naming, version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.jobs import in_parallel
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
@@ -54,7 +54,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 START, END = "autocopy_start.txt", "autocopy_end.txt"
 PARTIAL = "autocopy_partial.txt"  # in folders of `localize_files`, to which files come one by one
 PARTS = ".autocopy"  # where incomplete files are
-MARKERS = frozenset({START, END, PARTIAL, PARTS})
+LOCK = ".autocopy.lock"
+MARKERS = frozenset({START, END, PARTIAL, PARTS, LOCK})
 _STARTED = "kdpipes copies {url} to here. While autocopy_end.txt is missing, this folder is not complete.\n{version}\n"
 _ENDED = "The copy of {url} is complete.\n"
 _STEP = 1 << 23  # bytes read at a time; larger remote files are streamed
@@ -173,10 +174,22 @@ def _settle(url: str, root: Path, relative: str, num_workers: int) -> CopyResult
     for part in parts or ():
         _settle(url, root, part.relative_to(root).as_posix(), num_workers)
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder) if CAN_HOLD else nullcontext():
+    (folder / START).touch()  # first: a folder with nothing but a lock file would count as a user's own
+    with locked_once(folder / LOCK):
         if (folder / END).exists():  # another process has copied it
             return CopyResult(folder, was_copied=False)
         return _copy(source, folder, num_workers)
+
+
+@contextmanager
+def locked_once(path: Path) -> Iterator[None]:
+    """Wait for a lock, and remove its file at the end: by then, the files that it protects are complete."""
+    with locked(path):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # Windows removes no open file
+                path.unlink()
 
 
 def state_of(folder: Path, root: Path) -> State:
@@ -204,39 +217,15 @@ def _copied_parts(folder: Path) -> list[Path] | None:
     return found
 
 
-def _locked(folder: Path) -> HeldFile:
-    """Return the start marker of a folder, which is created if necessary, locked; wait for other processes."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = HeldFile(folder / START, os.O_RDWR | os.O_CREAT)
-        try:
-            file.hold_alone(waits=True)
-            if file.is_in_place():
-                return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-
-
 class SourceFile(NamedTuple):
-    """A file to be copied.
+    """A file to be copied."""
 
-    Args:
-        name: The path of the file below the source, with "/".
-        url: The URL of the file.
-        filesystem: The file system that holds it.
-        path: The path of the file on its file system.
-        size: The size in bytes; -1 if unknown.
-        tag: A text that changes with the content of the file.
-    """
-
-    name: str
+    name: str  # its path below the source
     url: str
     filesystem: Any
-    path: str
-    size: int
-    tag: str
+    path: str  # on its file system
+    size: int  # -1 if unknown
+    tag: str  # changes with the content
 
     @classmethod
     def of(cls, name: str, url: str, filesystem: Any, path: str, info: Any) -> SourceFile:
@@ -358,7 +347,7 @@ def _with_parents(folder: str) -> set[str]:
 def _copy(source: _CopySource, folder: Path, num_workers: int) -> CopyResult:
     """Copy what is missing in a folder, which is locked."""
     start, version, parts = folder / START, source.version(), folder / PARTS
-    before = start.read_text(encoding="utf-8").splitlines()[-1:] if start.exists() else []
+    before = start.read_text(encoding="utf-8").splitlines()[-1:]
     old = [entry for entry in folder.iterdir() if entry.name not in MARKERS] if before not in ([], [version]) else []
     for entry in old:
         if entry.is_dir() and not entry.is_symlink():
@@ -469,10 +458,6 @@ def write_whole(
         size: The expected size in bytes; -1 if it is unknown.
         draft: The path until then, on the same file system; None is hidden beside `target`.
         advance: A function that is called with the number of bytes after each chunk.
-
-    Raises:
-        DataError: The size is different.
-        OSError: The file cannot be written; if the disk is full, the error says how much is needed and free.
     """
     num_bytes = 0
     try:
@@ -519,7 +504,7 @@ def _chunks(file: SourceFile) -> Iterator[bytes]:
     Large remote files are streamed and not copied by fsspec's `get_file`: a stream goes on where a request broke off,
     has a time limit for silent storage (aiohttp would end each file after five minutes), and can be stopped.
     """
-    with _naming(file.url):
+    with naming(file.url):
         if file.size < 0 or (file.size > _STEP and not file.is_local):
             with RemoteStream(file.url) as stream:
                 while chunk := stream.read(_STEP):
@@ -527,16 +512,6 @@ def _chunks(file: SourceFile) -> Iterator[bytes]:
         else:
             for start in range(0, file.size, _STEP):
                 yield _range(file, start, min(start + _STEP, file.size))
-
-
-@contextmanager
-def _naming(url: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if is_missing(error):
-            raise FileNotFoundError(errno.ENOENT, "There is no such file", masked(url)) from as_cause(error)
-        raise DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}.") from as_cause(error)
 
 
 def _range(file: SourceFile, start: int, stop: int) -> bytes:
@@ -561,7 +536,7 @@ class _RemoteZip(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
         self._source, self._access = file, current_access()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        with using(self._access), _naming(self._source.url):  # fsspec reads ahead in a thread of its own
+        with using(self._access), naming(self._source.url):  # fsspec reads ahead in a thread of its own
             return _range(self._source, start, min(end, self._source.size))
 
 

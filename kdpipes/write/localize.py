@@ -15,7 +15,7 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.files import CAN_HOLD, HeldFile, remote_info
+from kdpipes.storage.files import remote_info
 from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = ["FileLocalizer"]
@@ -102,7 +102,7 @@ class FileLocalizer(Fingerprinted):
         return name
 
     def _copy(self, url: str, target: Path) -> None:
-        from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, state_of
+        from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, locked_once, state_of
 
         file = SourceFile.of("", url, *remote_info(url))
         root = Path(self._root)
@@ -110,17 +110,9 @@ class FileLocalizer(Fingerprinted):
             root.mkdir(parents=True, exist_ok=True)
             (root / PARTIAL).write_text("kdpipes copies single files to here, as they are needed.\n", encoding="utf-8")
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not CAN_HOLD:
-            copy_file(file, target, target.with_name(f".{target.name}.{os.getpid()}.part"))
-            return
-        while not target.exists():
-            part = target.with_name(f".{target.name}.part")
-            with HeldFile(part, os.O_RDWR | os.O_CREAT) as held:
-                held.hold_alone(waits=True)
-                if held.is_in_place() and not target.exists():
-                    copy_file(file, target, part)
-                elif held.is_in_place():
-                    part.unlink()
+        with locked_once(target.with_name(f".{target.name}.lock")):
+            if not target.exists():  # unless another process has copied it meanwhile
+                copy_file(file, target, target.with_name(f".{target.name}.part"))  # replaces that of a killed one
 
 
 def _plain(url: str) -> str:

@@ -40,7 +40,7 @@ from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.core.sample import Sample
 from kdpipes.selection import Permutation
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.files import draft_of, locked, read_url, replace_file
+from kdpipes.storage.files import draft_of, read_url, replace_file
 from kdpipes.storage.jobs import check_workers, run_jobs
 from kdpipes.storage.records import (
     HEADER,
@@ -54,6 +54,7 @@ from kdpipes.storage.records import (
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
+from kdpipes.write.copy import locked_once
 from kdpipes.write.members import make_or_leave_out
 
 __all__ = ["RecordsResult", "write_records"]
@@ -226,14 +227,10 @@ def _claimed(folder: Path, header: Header) -> Iterator[None]:
     if _check_claim(folder, header) and not os.access(folder, os.W_OK):
         yield  # complete records may be in a folder that cannot be written; if they are not, the first part raises
         return
-    lock = folder / _LOCK
-    with locked(lock):
-        try:
-            if not _check_claim(folder, header):
-                replace_file(folder / HEADER, header.to_bytes(), is_synced=True)
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+    with locked_once(folder / _LOCK):
+        if not _check_claim(folder, header):
+            replace_file(folder / HEADER, header.to_bytes(), is_synced=True)
+        yield
 
 
 def _check_claim(folder: Path, header: Header) -> bool:

@@ -43,9 +43,9 @@ def zipped(contents: dict[str | zipfile.ZipInfo, bytes] | dict[str, bytes]) -> b
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Return what lies in a folder, the markers of its own aside."""
+    """Return what lies in a folder, without its own markers and the lock that another process may hold."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if name not in MARKERS}
+    return {name: path.read_bytes() for name, path in found.items() if name not in {*MARKERS, ".autocopy.lock"}}
 
 
 def is_complete(folder: Path) -> bool:

@@ -436,7 +436,7 @@ def test_complete_records_in_a_read_only_folder_are_found(
         raise PermissionError("the folder cannot be written")
 
     monkeypatch.setattr(module.os, "access", lambda path, mode: False)
-    monkeypatch.setattr(module, "locked", reject)
+    monkeypatch.setattr(module, "locked_once", reject)
     assert kdp.write_records(Birds(), folder, num_parts=3).num_written == 0
     assert contents(folder) == whole
     with pytest.raises(PermissionError):
