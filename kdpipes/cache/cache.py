@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.cache.folder import Layout, layout_in
-from kdpipes.cache.key import Identity, eager_names, key_of
+from kdpipes.cache.key import PLAIN, Identity, key_of
 from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
 from kdpipes.cache.replayed import Replayable, Replayed
 from kdpipes.cache.shared_folder import CacheCounters
@@ -51,7 +51,6 @@ _AS_HITS: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys((bool, int, float, str, bytes, type(None)), lambda value: value),
     np.ndarray: _read_only,
 }
-_PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
 class Cacher(Operation):
@@ -87,7 +86,7 @@ class Cacher(Operation):
         self._verify = verify
         self._allow_pickle = allow_pickle
         self._bytes_as_views = bytes_as_views
-        self._verified = _Verified()
+        self._verified = _Verified()  # the first 8 bytes of the keys of entries
         self.is_warming_up = False  # `warm_up` writes the list of samples itself
         self._has_warned = False
 
@@ -102,7 +101,7 @@ class Cacher(Operation):
             sample: The sample, which is changed and returned.
             base: The digest that identifies its values.
             calls: Watches the functions upstream while they are called.
-            added: A function that is called when the cache has a new entry.
+            added: Called when the cache has a new entry.
         """
         scope = sample.scope()
         if sample.draw.replayed is not None:  # a replayed sample may use other parameters upstream
@@ -148,47 +147,19 @@ class Cacher(Operation):
         # A frozen key depends on the sample alone. If it depended on the delivery, fields could be inconsistent.
         position = int.from_bytes(base[:7], "little")
         frozen = sample.using_key(SampleKey(position=position, is_early=True)) if self.freezes else nullcontext()
-        with calls.watching() as moved, frozen:
-            value, is_new = self._loaded(sample, name, key, entries, is_damaged, moved)
-        if is_new:
-            added()
-        return value
-
-    def _found(self, key: bytes) -> Any:
-        """Return the tuple of a value and its entries of the ctx, or None."""
-        is_known = self._verify != "always" and key in self._verified
-        content = self.store.get(key, is_known=is_known)
-        if content is None:
-            return None
-        found = self._read(key, content, self._verify == "always" or (self._verify == "once" and not is_known))
-        if type(found) is not tuple or len(found) != 2:
-            raise DamagedError("The entry was not written by a cache.")
-        if not is_known and self._verify != "always":
-            self._verified.add(key)
-        return found
-
-    def _loaded(
-        self,
-        sample: Sample,
-        name: str,
-        key: bytes,
-        entries: list[str],
-        is_damaged: bool,
-        moved: Callable[[], tuple[str, str] | None],
-    ) -> tuple[Any, bool]:
-        """Load a value and put it into the store; return it as later reads will, and whether it is a new entry."""
         before = set(sample.ctx)
-        with sample.watching_draws() as drawn:
-            value = _decoded(sample[name])
-            operation = None if self.freezes else drawn()
-        if operation is not None:
-            reject_random(operation)
-        if not self.freezes and (private := moved()) is not None:
-            reject_random(*private)
+        with calls.watching() as moved, frozen:
+            with sample.watching_draws() as drawn:
+                value = _decoded(sample[name])
+                operation = None if self.freezes else drawn()
+            if operation is not None:
+                reject_random(operation)
+            if not self.freezes and (private := moved()) is not None:
+                reject_random(*private)
         if not is_damaged and not self.store.takes_more() and type(value) in _AS_HITS:
             # A full cache costs only the look-up: encoding a value that cannot be kept took 60 us.
             self.counters.count(misses=1)
-            return _AS_HITS[type(value)](value), False
+            return _AS_HITS[type(value)](value)
         made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DELIVERY)
         ctx = {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}
         try:
@@ -198,8 +169,23 @@ class Cacher(Operation):
             raise TypeError(f"{what} {name!r} cannot be cached. {error}") from error
         is_kept = self.store.put(key, [content], replace=is_damaged)
         self.counters.count(misses=1, healed=int(is_damaged and is_kept))
-        is_as_hits = type(value) is bytes and not self._bytes_as_views
-        return value if is_as_hits else self._read(key, content, False)[0], is_kept and not is_damaged
+        if is_kept and not is_damaged:
+            added()
+        # The value as later reads return it: a copy of bytes would equal them.
+        return value if type(value) is bytes and not self._bytes_as_views else self._read(key, content, False)[0]
+
+    def _found(self, key: bytes) -> Any:
+        """Return the tuple of a value and its entries of the ctx, or None."""
+        is_known = self._verify != "always" and key[:8] in self._verified
+        content = self.store.get(key, is_known=is_known)
+        if content is None:
+            return None
+        found = self._read(key, content, self._verify == "always" or (self._verify == "once" and not is_known))
+        if type(found) is not tuple or len(found) != 2:
+            raise DamagedError("The entry was not written by a cache.")
+        if not is_known and self._verify != "always":
+            self._verified.add(key[:8])
+        return found
 
     def _read(self, key: bytes, content: Any, is_checked: bool) -> Any:
         return decode(
@@ -221,30 +207,16 @@ class Cacher(Operation):
             )
 
 
-class _Verified:
-    """The entries whose checksums this process has compared. A copy is empty."""
-
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
+class _Verified(set[bytes]):
+    """The entries whose checksums this process has compared. A copy in another process is empty."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Verified, ()
-
-    def __contains__(self, key: bytes) -> bool:
-        return int.from_bytes(key[:8], "little") in self._seen
-
-    def add(self, key: bytes) -> None:
-        """Add an entry that has been checked."""
-        self._seen.add(int.from_bytes(key[:8], "little"))
 
 
 def is_cached(value: Lazy) -> bool:
     """Return whether a field is cached: not if it is loaded already, or cheap to load."""
     return not value.is_loaded and not value.is_cheap
-
-
-def _is_large(value: Any) -> bool:
-    return not isinstance(value, _PLAIN)
 
 
 def _is_plain(value: Any) -> bool:
@@ -285,12 +257,6 @@ def reject_random(operation: str, generator: str | None = None, *, is_eager: boo
     )
 
 
-def _eager_operations(pipe: Any) -> list[Operation]:
-    """Return the operations upstream whose functions may draw from the global generators as samples pass."""
-    mappers = Chain.of(pipe).of_type(SampleMapper)
-    return [mapper.operation for mapper in mappers if mapper.traits.is_eager and mapper.traits.seeds]
-
-
 class _CachePipe(SampleMapper):
     """The part of a cache that is the same for indexed sources and streams."""
 
@@ -301,19 +267,20 @@ class _CachePipe(SampleMapper):
     _name: str
 
     def _begin(self) -> None:
-        operation = self._operation
-        name = Chain.of(self.source).random_name(is_eager=True)
-        if name is not None:
+        operation, chain = self._operation, Chain.of(self.source)
+        if (name := chain.random_name(is_eager=True)) is not None:
             reject_random(name, is_eager=True)
-        name = None if operation.freezes else Chain.of(self.source).random_name()
-        if name is not None:
+        if not operation.freezes and (name := chain.random_name()) is not None:
             reject_random(name)
         is_shared = operation.store.is_shared
         self._identity = Identity(self.source, operation.notes, is_shared=is_shared)
-        self._calls = WatchedCalls(self.source, warns_of_changed=is_shared)
-        self._eager = ", ".join(f"`{name}`" for name in eager_names(self.source))
+        self._calls = WatchedCalls(self.source, is_shared)
+        # Eager operations may load fields, and draw from the global generators, before the cache looks for the sample.
+        eager = [node for node in reversed(chain) if node.operation is not None and node.traits.is_eager]
+        self._eager = ", ".join(f"`{node.name}`" for node in eager)
+        drawing = [node.operation for node in eager if node.operation is not None and node.traits.seeds]
+        self._drawing = drawing if operation.freezes else []
         self._has_warned = False
-        self._drawing = _eager_operations(self.source) if operation.freezes else []
         self._epoch = -1
 
     def unhashed(self) -> list[str]:
@@ -338,8 +305,8 @@ class _CachePipe(SampleMapper):
 
     def apply(self, sample: Sample) -> Sample:
         if self._eager and not self._has_warned:
-            large = (name for name, value in sample.scope().items() if value.is_loaded and _is_large(sample[name]))
-            if (name := next(large, None)) is not None:
+            loaded = (name for name, value in sample.scope().items() if value.is_loaded)
+            if (name := next((name for name in loaded if not isinstance(sample[name], PLAIN)), None)) is not None:
                 self._has_warned = True
                 warnings.warn(
                     f"Field {name!r} is loaded when it comes to the cache, and therefore is not cached: {self._eager} "

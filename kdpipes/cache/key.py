@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
@@ -20,11 +21,10 @@ from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.traits import Traits
 from kdpipes.core.user_code import own_members
 
-__all__ = ["Identity", "eager_names", "key_of"]
+__all__ = ["PLAIN", "Identity", "key_of"]
 
+PLAIN = (bool, int, float, str, type(None), np.generic)  # values that need no entries
 _FORMAT = 3  # version of the entries' format; 2: checksums include keys; 3: other hashes of chains
-
-
 _warned: set[str] = set()
 
 
@@ -35,20 +35,14 @@ class Identity:
         source: The pipe upstream of the cache.
         notes: The user's `version=`.
         is_shared: Whether other chains may find the entries; if so, a warning names values that cannot be hashed.
-        of_route: The digests that are known already, by route.
     """
 
-    def __init__(
-        self, source: Any, notes: Any, *, is_shared: bool, of_route: Mapping[tuple[int, ...], bytes] | None = None
-    ) -> None:
+    def __init__(self, source: Any, notes: Any, *, is_shared: bool) -> None:
         self._source = source
         self._notes = notes
         self._is_shared = is_shared
-        self._of_route = dict(of_route or {})
+        self._of_route: dict[tuple[int, ...], bytes] = {}
         self._needs_keys = _is_numbered_anew(source)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._source, self._notes, self._is_shared, _Handed(self._of_route))
 
     def prepare(self) -> None:
         """Compute the digests before any sample is read, so that workers inherit them."""
@@ -90,17 +84,6 @@ class Identity:
                     stacklevel=2,
                 )
         return known
-
-
-class _Handed:
-    """The digests of an `Identity` that is being copied: not a collection, so that torch's traversal skips them."""
-
-    def __init__(self, of_route: dict[tuple[int, ...], bytes]) -> None:
-        self.of_route = of_route
-
-
-def _restored(source: Any, notes: Any, is_shared: bool, handed: _Handed) -> Identity:
-    return Identity(source, notes, is_shared=is_shared, of_route=handed.of_route)
 
 
 def key_of(base: bytes, field: str) -> bytes:
@@ -145,8 +128,3 @@ def _is_numbered_anew(source: Any) -> bool:
         if is_maker and any(shards(each) or isinstance(each, Seeded) for each in streams):
             return True
     return False
-
-
-def eager_names(source: Any) -> list[str]:
-    """Return the names of operations upstream that may load fields before the cache can look for them."""
-    return [node.name for node in reversed(Chain.of(source)) if node.operation is not None and node.traits.is_eager]

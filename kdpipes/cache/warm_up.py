@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from kdpipes.cache.key import key_of
+from kdpipes.cache.key import PLAIN, key_of
 from kdpipes.cache.open_cache import has_list, write_list
 from kdpipes.cache.store import MORE_ROOM, Rejection, bound_to
 from kdpipes.core.chain import Chain
@@ -31,7 +31,6 @@ __all__ = ["complete", "warm_up"]
 _MOST = 32  # samples of a block
 _NUM_BLOCKS = 64  # at least, so that several processes can share small data sets
 _WHAT = "filling the cache"
-_PLAIN = (bool, int, float, str, type(None), np.generic)
 
 
 class _Kept(NamedTuple):
@@ -178,7 +177,7 @@ class _Filler:
         entries, missing = [], []
         for name, value in sample.scope().items():
             is_free = value.is_loaded or value.is_cheap
-            if is_free and isinstance(sample[name], _PLAIN):
+            if is_free and isinstance(sample[name], PLAIN):
                 plain[name] = sample[name]
                 continue
             entries.append(name)

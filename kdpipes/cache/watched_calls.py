@@ -51,7 +51,7 @@ class WatchedCalls:
         warns_of_changed: Whether to warn about functions whose entries other chains would not find again.
     """
 
-    def __init__(self, source: Any, *, warns_of_changed: bool) -> None:
+    def __init__(self, source: Any, warns_of_changed: bool) -> None:
         self._source = source
         self._warns_of_changed = warns_of_changed
         self._looking = threading.Lock()
@@ -62,7 +62,7 @@ class WatchedCalls:
         self._globals: list[tuple[dict[str, Any], str]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._source, self._warns_of_changed)
+        return WatchedCalls, (self._source, self._warns_of_changed)
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], tuple[str, str] | None]]:
@@ -119,10 +119,6 @@ class WatchedCalls:
             for node in reversed(Chain.of(self._source))
             if node.operation is not None and not node.traits.is_transparent
         ]
-
-
-def _restored(source: Any, warns_of_changed: bool) -> WatchedCalls:
-    return WatchedCalls(source, warns_of_changed=warns_of_changed)
 
 
 def _kept(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
