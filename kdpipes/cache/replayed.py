@@ -35,10 +35,6 @@ class Replayed:
 
     At the end of an epoch, the keys, fields and cursors of its samples are stored, without the contents. If the cache
     lacks a content in a repeated epoch, it is read from its shard.
-
-    Args:
-        shards: The stream.
-        store: The store of the cache, which also keeps what is recorded of an epoch.
     """
 
     def __init__(self, shards: Any, store: CacheStore) -> None:
@@ -54,24 +50,36 @@ class Replayed:
         if place is None:
             yield from self._shards.samples()
             return
-        key = digest(["passed", place])
-        entry, is_damaged = self._store_entry(key)
+        key, is_damaged = digest(["passed", place]), False
+        try:
+            if (entry := self._store.get(key)) is not None:
+                entry = decode(entry, key=bound_to(key))
+        except (DamagedError, PickledError):
+            entry, is_damaged = None, True
         if entry is not None:
             yield from self._repeated(entry)
             return
-        passed = _Passed()
+        keys: list[str] = []
+        kinds: list[int] = []
+        cursors: list[tuple[int, int, int]] = []
+        distinct: dict[Any, int] = {}
         for sample in self._shards.samples():
-            passed.add(sample, self._shards.cursor)
+            if len(keys) <= _MOST:
+                kind = tuple(sample), tuple(sorted(sample.lacking)), sample.version
+                keys.append(sample.key)
+                kinds.append(distinct.setdefault(kind, len(distinct)))
+                cursors.append(self._shards.cursor)
             yield sample
-        if self._shards.num_lost == 0 and len(passed.keys) <= _MOST:
-            self._store.put(key, encode(passed.notes(), key=bound_to(key)), replace=is_damaged)
-
-    def _store_entry(self, key: bytes) -> tuple[dict[str, Any] | None, bool]:
-        try:
-            entry = self._store.get(key)
-            return (None if entry is None else decode(entry, key=bound_to(key))), False
-        except (DamagedError, PickledError):
-            return None, True
+        if self._shards.num_lost == 0 and len(keys) <= _MOST:
+            ends, letters = PackedStrings(keys).arrays()
+            notes = {
+                "ends": ends,
+                "letters": letters,
+                "kinds": np.asarray(kinds, dtype=np.int64),
+                "cursors": np.asarray(cursors, dtype=np.int64).reshape(-1, 3),
+                "distinct": list(distinct),
+            }
+            self._store.put(key, encode(notes, key=bound_to(key)), replace=is_damaged)
 
     def _repeated(self, notes: dict[str, Any]) -> Iterator[Sample]:
         keys = PackedStrings.of_arrays(notes["ends"], notes["letters"])
@@ -102,33 +110,3 @@ class Replayed:
             self._shards.cursor = cursor
         self._last = last
         return last[name]
-
-
-class _Passed:
-    """Collects what is recorded of the samples of an epoch."""
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-        self._kinds: list[int] = []
-        self._cursors: list[tuple[int, int, int]] = []
-        self._distinct: dict[Any, int] = {}
-
-    def add(self, sample: Sample, cursor: tuple[int, int, int]) -> None:
-        """Record a sample, without loading anything."""
-        if len(self.keys) > _MOST:
-            return
-        kind = tuple(sample), tuple(sorted(sample.lacking)), sample.version
-        self.keys.append(sample.key)
-        self._kinds.append(self._distinct.setdefault(kind, len(self._distinct)))
-        self._cursors.append(cursor)
-
-    def notes(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        ends, letters = PackedStrings(self.keys).arrays()
-        return {
-            "ends": ends,
-            "letters": letters,
-            "kinds": np.asarray(self._kinds, dtype=np.int64),
-            "cursors": np.asarray(self._cursors, dtype=np.int64).reshape(-1, 3),
-            "distinct": list(self._distinct),
-        }

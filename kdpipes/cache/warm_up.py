@@ -19,7 +19,6 @@ from kdpipes.core.errors import DataError, check_count, check_flag
 from kdpipes.core.fingerprint import digest
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe, as_column
-from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.core.sample import Sample
@@ -34,19 +33,12 @@ _WHAT = "filling the cache"
 
 
 class _Kept(NamedTuple):
-    """What the list of samples records of one sample.
-
-    Args:
-        key: The sample's key.
-        base: The bytes from which the keys of its entries derive.
-        entries: The fields that are entries.
-        plain: The values of the fields that are numbers or strings, which need no entries.
-    """
+    """What the list of samples records of one sample."""
 
     key: str
-    base: bytes
-    entries: tuple[str, ...]
-    plain: dict[str, Any]
+    base: bytes  # from which the keys of its entries derive
+    entries: tuple[str, ...]  # the fields that are entries
+    plain: dict[str, Any]  # the values of the others
 
 
 # The first sample of a block, and what is recorded of its samples; None if another process is loading them.
@@ -73,14 +65,14 @@ def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor
             left = list(chain.from_iterable(filler.jobs()))
             found = in_parallel(filler.block, left, num_threads)
             found = shown_if_slow(found, len(left), _WHAT, "blocks") if progress else found
-        is_done = True
+        tried = set()
         for start, block in found:
+            tried.add(start)
             if block is not None:
                 kept[start] = block
-            is_done = is_done and start in kept
-        if is_done:
+        if tried <= kept.keys():
             break
-    if not _is_written(pipe, [one for start in sorted(kept) for one in kept[start]]):
+    if not _is_written(pipe, kept):
         _reject(pipe)
 
 
@@ -96,7 +88,7 @@ def complete(pipe: Any) -> bool:
         if block is None:
             return False
         kept[start] = block
-    return _is_written(pipe, [one for start in sorted(kept) for one in kept[start]])
+    return _is_written(pipe, kept)
 
 
 class _Filler:
@@ -112,8 +104,7 @@ class _Filler:
     def __init__(self, pipe: Any, num_threads: int, waits: bool, done: frozenset[int]) -> None:
         self._pipe, self._num_threads, self._waits, self._done = pipe, num_threads, waits, done
         self._name = digest(Chain.of(pipe).fingerprints())
-        handler = next(iter(Chain.of(pipe).operations(ErrorHandler)), None)
-        self._tolerates: Callable[[Exception], bool] = handler.tolerates if handler is not None else _tolerates_nothing
+        self._handler = Chain.of(pipe).error_handler()
         self._size = min(max(len(pipe) // _NUM_BLOCKS, 1), _MOST) if isinstance(pipe, MapPipe) else 1
 
     def jobs(self) -> list[list[int]]:
@@ -161,43 +152,37 @@ class _Filler:
 
     def _add(self, kept: list[_Kept], index: int, make: Callable[[int], Sample], *, loads: bool) -> list[bytes]:
         """Add what is recorded of a sample, unless it may be left out; return the keys of entries that were missing."""
-        try:
-            with using_key(SampleKey(position=index)):
-                one, missing = self._kept(make(index), loads)
-        except Exception as error:
-            if not self._tolerates(error):
-                raise
-            return []
-        kept.append(one)
-        return missing
-
-    def _kept(self, sample: Sample, loads: bool) -> tuple[_Kept, list[bytes]]:
-        store, base = self._pipe.operation.store, self._pipe.entry_base(sample)
+        store = self._pipe.operation.store
         plain: dict[str, Any] = {}
         entries, missing = [], []
-        for name, value in sample.scope().items():
-            is_free = value.is_loaded or value.is_cheap
-            if is_free and isinstance(sample[name], PLAIN):
-                plain[name] = sample[name]
-                continue
-            entries.append(name)
-            key = key_of(base, name)
-            if store.contains(key):
-                continue
-            missing.append(key)
-            if loads and is_free:
-                store.put(key, encode((sample[name], {}), key=bound_to(key)))
-            elif loads:
-                sample[name]  # which puts it there
-        return _Kept(sample.key, base, tuple(entries), plain), missing
+        try:
+            with using_key(SampleKey(position=index)):
+                sample = make(index)
+                base = self._pipe.entry_base(sample)
+                for name, value in sample.scope().items():
+                    is_free = value.is_loaded or value.is_cheap
+                    if is_free and isinstance(sample[name], PLAIN):
+                        plain[name] = sample[name]
+                        continue
+                    entries.append(name)
+                    key = key_of(base, name)
+                    if store.contains(key):
+                        continue
+                    missing.append(key)
+                    if loads and is_free:
+                        store.put(key, encode((sample[name], {}), key=bound_to(key)))
+                    elif loads:
+                        sample[name]  # which puts it there
+        except Exception as error:
+            if self._handler is None or not self._handler.tolerates(error):
+                raise
+            return []
+        kept.append(_Kept(sample.key, base, tuple(entries), plain))
+        return missing
 
 
 def _same(sample: Sample, index: int) -> Sample:
     return sample
-
-
-def _tolerates_nothing(error: Exception) -> bool:
-    return False
 
 
 def _reject(pipe: Any) -> NoReturn:
@@ -209,8 +194,9 @@ def _reject(pipe: Any) -> NoReturn:
     )
 
 
-def _is_written(pipe: Any, kept: Sequence[_Kept]) -> bool:
+def _is_written(pipe: Any, blocks: dict[int, list[_Kept]]) -> bool:
     """Write the list of samples, and return whether the cache could keep it."""
+    kept = [one for start in sorted(blocks) for one in blocks[start]]
     fields = list(dict.fromkeys(name for one in kept for name in (*one.plain, *one.entries)))
     notes = {
         "bases": np.frombuffer(b"".join(one.base for one in kept), dtype=np.uint8),
