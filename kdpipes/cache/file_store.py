@@ -51,7 +51,7 @@ class FileStore(CacheStore):
     """
 
     layout = "files"
-    of_process = ("_files", "_set_up", "rejection")
+    of_process = ("_files", "_found", "rejection")
 
     def __init__(
         self,
@@ -65,29 +65,29 @@ class FileStore(CacheStore):
         _check_compression(compression)
         self._access = Access(storage_options=storage_options)
         max_files = check_count("max_files_per_folder", max_files_per_folder, minimum=_LEAST_FILES_PER_FOLDER)
-        layout = FileLayout.planned(check_count("num_entries", num_entries), max_files)
+        planned = FileLayout.planned(check_count("num_entries", num_entries), max_files)
         self._url = os.fspath(url).removeprefix("file://")
         self.has_quick_stats = self.completes_itself = is_local(self._url)
         if is_local(self._url):
             self._url = os.path.abspath(os.path.expanduser(self._url))  # noqa: PTH100, PTH111 - links stay
         else:
             check_filesystem("url", self._url)
-        self._options = {**layout._asdict(), "compression": compression}
+        self._options = planned._replace(compression=compression)._asdict()
         self.start()
 
     def get(self, key: bytes, *, is_known: bool = False) -> memoryview | None:
         check_key(key)
         folder = self._folder()
         try:
-            set_up = self._opened()
-            content = None if set_up is None else folder.read(set_up[0].path_of(key))
+            layout = self._opened()
+            content = None if layout is None else folder.read(layout.path_of(key))
         except (DataError, ImportError):
             raise
         except Exception as error:  # of any file system
             reason = Rejection.because("cannot be read", error).reason
             self.warn_once(f"The cache in {self._url!r} {reason}: samples are loaded as if there were no cache.")
             return None
-        return None if content is None else _entry(content, set_up[1])
+        return None if content is None else _entry(content, layout.compression)
 
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
         check_key(key)
@@ -95,8 +95,9 @@ class FileStore(CacheStore):
             return False
         folder = self._folder()  # outside of `try`: an unknown protocol is an error of the caller
         try:
-            layout, compression = self._opened(create=True)
-            folder.write(layout.path_of(key), _compressed(b"".join(buffers), compression), replace=replace)
+            layout = self._opened(create=True)
+            content = _compressed(b"".join(buffers), layout.compression)
+            folder.write(layout.path_of(key), content, replace=replace)
         except (DataError, ImportError):
             raise
         except Exception as error:  # of any file system: full, read-only, out of reach
@@ -110,12 +111,12 @@ class FileStore(CacheStore):
 
     def contains(self, key: bytes) -> bool:
         check_key(key)
-        set_up = self._opened()
-        return set_up is not None and self._folder().exists(set_up[0].path_of(key))
+        layout = self._opened()
+        return layout is not None and self._folder().exists(layout.path_of(key))
 
     def place_of(self, key: bytes) -> str:
-        set_up = self._opened()
-        return repr(self._url if set_up is None else join_url(self._url, set_up[0].path_of(key)))
+        layout = self._opened()
+        return repr(self._url if layout is None else join_url(self._url, layout.path_of(key)))
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
         for name in sorted([] if self._opened() is None else self._folder().entries()):
@@ -123,7 +124,7 @@ class FileStore(CacheStore):
             with suppress(ValueError):  # of a file that kdpipes has not written
                 digest = bytes.fromhex(name.rpartition("/")[2])
             with suppress(DamagedError):
-                entry = _entry(self._folder().read(name), self._opened()[1])
+                entry = _entry(self._folder().read(name), self._opened().compression)
             yield digest, entry
 
     def stats(self) -> CacheStats:
@@ -139,7 +140,7 @@ class FileStore(CacheStore):
 
     def start(self) -> None:
         self._files: LocalFolder | RemoteFolder | None = None
-        self._set_up: tuple[FileLayout, str | None] | None = None
+        self._found: FileLayout | None = None
         self.rejection = None
         forget_after_fork(self)
 
@@ -149,26 +150,23 @@ class FileStore(CacheStore):
         return self._files
 
     def _opened(self, *, create: bool = False) -> Any:
-        """Return layout and compression; None if there is no cache yet."""
-        if self._set_up is None:
+        """Return the layout, a FileLayout; None if there is no cache yet."""
+        if self._found is None:
             found = read_metadata(self._folder(), self._url, self.layout, self._options if create else None)
             if found is None:
                 return None
             _check_compression(found["compression"])
-            self._set_up = FileLayout(int(found["num_digits"]), int(found["digits_per_folder"])), found["compression"]
-        return self._set_up
+            numbers = int(found["num_digits"]), int(found["digits_per_folder"])
+            self._found = FileLayout(*numbers, found["compression"])
+        return self._found
 
 
 class FileLayout(NamedTuple):
-    """How entries are spread over folders: by the first digits of a digest of their keys.
+    """How entries are spread over folders, by the first digits of a digest of their keys, and compressed."""
 
-    Args:
-        num_digits: The number of digits that stand for folders.
-        digits_per_folder: The number of digits that name one folder.
-    """
-
-    num_digits: int
+    num_digits: int  # that stand for folders
     digits_per_folder: int
+    compression: str | None = None
 
     @classmethod
     def planned(cls, num_entries: int, max_files: int) -> FileLayout:
@@ -216,16 +214,6 @@ def _compressed(content: bytes, compression: str | None) -> bytes:
     return target.getvalue()
 
 
-def _decompressed(content: bytes, compression: str | None) -> bytes:
-    """Return the entry in the content of a file."""
-    if compression is None:
-        return content
-    if compression == "zlib":
-        return zlib.decompress(content)
-    with compr[compression](io.BytesIO(content), mode="rb") as file:
-        return bytes(file.read())
-
-
 class _Target(io.BytesIO):
     """Bytes that can be read when they have been closed, as some compressions do."""
 
@@ -234,8 +222,14 @@ class _Target(io.BytesIO):
 
 
 def _entry(content: bytes, compression: str | None) -> memoryview:
+    """Return the entry in the content of a file."""
+    if compression is None:
+        return memoryview(content)
     try:
-        return memoryview(_decompressed(content, compression))
+        if compression == "zlib":
+            return memoryview(zlib.decompress(content))
+        with compr[compression](io.BytesIO(content), mode="rb") as file:
+            return memoryview(file.read())
     except Exception as error:  # of any compression
         reason = str(error) or type(error).__name__
         raise DamagedError(f"The entry of {len(content)} bytes cannot be decompressed: {reason}.") from error
