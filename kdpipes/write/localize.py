@@ -86,20 +86,20 @@ class FileLocalizer(Fingerprinted):
 
         first, _, rest = identity_of(url).partition("::")
         if self._global_root is None:
-            name = first.rpartition("://")[2].lstrip("/")
+            name = "" if rest else first.rpartition("://")[2].lstrip("/")
         else:
             root, _, root_rest = identity_of(self._global_root).partition("::")
             prefix = root if root.endswith("/") else f"{root}/"
             name = first.removeprefix(prefix) if first.startswith(prefix) and rest == root_rest else ""
-        if not name or name.endswith("/") or not is_inside(name) or (rest and self._global_root is None):
-            if self._global_root is None:
-                hint = "Pass `global_root=`, the folder or URL that contains all files."
-                raise ValueError(f"Cannot derive a local file name from {masked(url)!r}. {hint}")
-            raise ValueError(
-                f"{masked(url)!r} is not a file below `global_root`, {masked(self._global_root)!r}. Pass a "
-                "`global_root` that contains it."
-            )
-        return name
+        if name and not name.endswith("/") and is_inside(name):
+            return name
+        if self._global_root is None:
+            hint = "Pass `global_root=`, the folder or URL that contains all files."
+            raise ValueError(f"Cannot derive a local file name from {masked(url)!r}. {hint}")
+        raise ValueError(
+            f"{masked(url)!r} is not a file below `global_root`, {masked(self._global_root)!r}. Pass a `global_root` "
+            "that contains it."
+        )
 
     def _copy(self, url: str, target: Path) -> None:
         from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, locked_once, state_of

@@ -186,18 +186,15 @@ def check_extension(param: str, extension: Any) -> None:
 
 def _extension(field: str, kind: str) -> str | None:
     """Return the extension of a field: its name if that tells the kind; otherwise the kind is appended, if known."""
-    if _tells(field.rsplit(".", 1)[-1].lower(), kind):
+    suffix = field.rsplit(".", 1)[-1].lower()
+    is_image = kind in _FORMATS or kind in _SAME
+    if is_image and (suffix in ("img", "image") or _SAME.get(suffix, suffix) == _SAME.get(kind, kind)):
+        return field
+    if suffix == kind or any({suffix, kind} <= family for family in (_NUMBERS, _TEXTS, _JSON, _TENSORS)):
         return field
     if field in _ANONYMOUS:
         return kind or None
     return f"{field}.{kind}" if kind else field
-
-
-def _tells(suffix: str, kind: str) -> bool:
-    is_image = kind in _FORMATS or kind in _SAME
-    if is_image and (suffix in ("img", "image") or _SAME.get(suffix, suffix) == _SAME.get(kind, kind)):
-        return True
-    return suffix == kind or any(suffix in family and kind in family for family in (_NUMBERS, _TEXTS, _JSON, _TENSORS))
 
 
 def _by_type(field: str, value: Any) -> tuple[str, bytes]:
@@ -350,7 +347,7 @@ def make_or_leave_out(
     Args:
         fetch: A function that returns the sample. It may raise.
         make: A function that is called with the sample. It may raise.
-        position: The position of the sample, which names it in the log if it has no key.
+        position: Names the sample in the log if it cannot be fetched.
         handler: The chain's error handler (see `Chain.error_handler`), or None.
         once: Whether a sample that fails again is logged only the first time.
     """

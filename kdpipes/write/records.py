@@ -166,8 +166,9 @@ def write_records(
     names = check_names("class_names", class_names)
     access = Access(storage_options=storage_options)
     items = _items_of(source, encode, access)
-    names = items.class_names() if names is None else names
-    identity = hash_key(items.fingerprint(), len(items), num_parts, key or b"", repr(names)).hex()[:32]
+    if names is None and isinstance(source, MapPipe):
+        names = source.class_names()
+    identity = hash_key(items.fingerprint(), items.size, num_parts, key or b"", repr(names)).hex()[:32]
     writer = _PartWriter(items, Path(path).expanduser().absolute(), Header(num_parts, identity, names), key)
     with _claimed(writer.folder, writer.header):
         counts = [writer.finished(number) for number in range(num_parts)]
@@ -179,10 +180,9 @@ def write_records(
                 with closing(written):  # type: ignore[type-var]  # a generator
                     for number, count in zip(missing, written, strict=True):
                         counts[number] = count
-            except BaseException:
+            finally:
                 if executor is None:
                     _remove_drafts(writer.folder)  # of workers that were killed
-                raise
     samples, sizes = zip(*(count for count in counts if count is not None), strict=True)
     return RecordsResult(writer.folder, sum(samples), num_parts, len(missing), sum(sizes))
 
@@ -195,7 +195,7 @@ class _PartWriter:
 
     def __call__(self, number: int) -> tuple[int, int]:
         """Write a part, and return its number of samples and bytes."""
-        name, size, num_parts = part_name(number), len(self.items), self.header.num_parts
+        name, size, num_parts = part_name(number), self.items.size, self.header.num_parts
         places = np.arange(number * size // num_parts, (number + 1) * size // num_parts)
         positions = places if self.key is None else Permutation(size, key=self.key)[places]
         with draft_of(self.folder / name) as draft:
@@ -260,22 +260,15 @@ def _remove_drafts(folder: Path) -> None:
 
 
 class _RecordItems:
-    """The content of records, by position."""
+    """The content of records, by position: the samples of a chain, or the items of a data list."""
 
     def __init__(self, source: MapPipe | Sequence[Any], encode: Encode | None, place: str, access: Access) -> None:
         self._access = access
         self._chain = source if isinstance(source, MapPipe) else None
         self._items: Shared[Sequence[Any]] | None = None if isinstance(source, MapPipe) else Shared(source)
-        self._size = len(source)
+        self.size = len(source)
         self._encode = None if encode is None else Callback("encode", encode)
         self._place = place
-
-    def __len__(self) -> int:
-        return self._size
-
-    def class_names(self) -> tuple[str, ...] | None:
-        """Return the names of the classes, if the chain knows them."""
-        return None if self._chain is None else self._chain.class_names()
 
     def fingerprint(self) -> str:
         """Return a hash of the items and of `encode`."""
@@ -299,11 +292,10 @@ class _RecordItems:
             if record is not None:
                 yield record
 
-    def _sample(self, position: int) -> Sample:
-        if self._chain is None:
-            return Sample({}, key=str(position), index=position, draw=SampleKey(position=position))
-        sample: Sample = self._chain[position]
-        return sample
+    def _sample(self, position: int) -> Any:
+        if self._chain is not None:
+            return self._chain[position]
+        return Sample({}, key=str(position), index=position, draw=SampleKey(position=position))
 
     def _record(self, sample: Sample, position: int, listed: Mapping[str, str]) -> WrittenSample | None:
         if sample.key in listed:
