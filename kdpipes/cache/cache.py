@@ -59,7 +59,6 @@ class Cacher(Operation):
     def __init__(
         self,
         store: CacheStore,
-        *,
         verify: Verify,
         version: str | int | None,
         freeze_randomness: bool,
@@ -523,14 +522,8 @@ class CacherInMemory(Cacher):
     ) -> None:
         from kdpipes.cache.lmdb_store import LmdbStore  # stores are imported on use: most chains have one or none
 
-        super().__init__(
-            LmdbStore.in_memory(name, max_bytes=max_bytes, keep=keep),
-            verify=verify,
-            version=version,
-            freeze_randomness=freeze_randomness,
-            allow_pickle=allow_pickle,
-            bytes_as_views=bytes_as_views,
-        )
+        store = LmdbStore.in_memory(name, max_bytes=max_bytes, keep=keep)
+        super().__init__(store, verify, version, freeze_randomness, allow_pickle, bytes_as_views)
 
 
 class CacherOnDisk(Cacher):
@@ -615,21 +608,18 @@ class CacherOnDisk(Cacher):
         from kdpipes.cache.file_store import FileStore
         from kdpipes.cache.lmdb_store import LmdbStore
 
-        super().__init__(
-            LmdbStore(place, max_bytes=max_bytes, is_durable=is_durable)
-            if layout == "lmdb"
-            else FileStore(
+        store: CacheStore
+        if layout == "lmdb":
+            store = LmdbStore(place, max_bytes=max_bytes, is_durable=is_durable)
+        else:
+            store = FileStore(
                 place,
                 num_entries=num_entries,
                 max_files_per_folder=max_files_per_folder,
                 compression=compression,
                 storage_options=storage_options,
-            ),
-            verify=verify,
-            version=version,
-            freeze_randomness=freeze_randomness,
-            allow_pickle=allow_pickle,
-        )
+            )
+        super().__init__(store, verify, version, freeze_randomness, allow_pickle)
 
 
 class CacherInRedis(Cacher):
@@ -681,22 +671,18 @@ class CacherInRedis(Cacher):
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
     ) -> None:
-        super().__init__(
-            RedisStore(
-                url,
-                namespace,
-                ttl_s=ttl_s,
-                on_unreachable=on_unreachable,
-                timeout_s=timeout_s,
-                max_value_bytes=max_value_bytes,
-            ),
-            verify=verify,
-            version=version,
-            freeze_randomness=freeze_randomness,
-            allow_pickle=allow_pickle,
+        store = RedisStore(
+            url,
+            namespace,
+            ttl_s=ttl_s,
+            on_unreachable=on_unreachable,
+            timeout_s=timeout_s,
+            max_value_bytes=max_value_bytes,
         )
+        super().__init__(store, verify, version, freeze_randomness, allow_pickle)
 
 
-register_operation("cache_in_memory", CacherInMemory, CacherInMemory, (CacheMapDataPipe, CacheIterDataPipe))
-register_operation("cache_on_disk", CacherOnDisk, CacherOnDisk, (CacheMapDataPipe, CacheIterDataPipe))
-register_operation("cache_in_redis", CacherInRedis, CacherInRedis, (CacheMapDataPipe, CacheIterDataPipe))
+_PIPES = (CacheMapDataPipe, CacheIterDataPipe)
+register_operation("cache_in_memory", CacherInMemory, CacherInMemory, _PIPES)
+register_operation("cache_on_disk", CacherOnDisk, CacherOnDisk, _PIPES)
+register_operation("cache_in_redis", CacherInRedis, CacherInRedis, _PIPES)

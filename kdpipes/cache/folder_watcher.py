@@ -27,7 +27,7 @@ from typing import Any
 with suppress(ImportError):  # Windows does not have it
     import fcntl
 
-__all__ = ["CAN_HOLD", "KEEP", "is_at", "prefix", "remove_if_free", "root", "sweep", "unwatch", "watch"]
+__all__ = ["CAN_HOLD", "KEEP", "is_at", "prefix", "remove_if_free", "root", "sweep", "watcher"]
 
 CAN_HOLD = importlib.util.find_spec("fcntl") is not None
 KEEP = ".keep"
@@ -89,7 +89,7 @@ def sweep(waits_for: str | None = None) -> bool:
 
 
 class _Watcher:
-    """The process that waits for the end of this one, while this one has folders."""
+    """The process that waits for the end of this one, even by a kill, while this one has folders."""
 
     def __init__(self) -> None:
         self._forget()
@@ -108,7 +108,7 @@ class _Watcher:
         """Count a folder; the first one starts the process."""
         with self._changing:
             self._num_folders += 1
-            if self._num_folders > 1:
+            if self._num_folders > 1 or not _CAN_WATCH:
                 return
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # inherited by the new process, for good
             try:
@@ -146,19 +146,7 @@ class _Watcher:
             process.returncode = 0  # not a child of this process
 
 
-_watcher = _Watcher()
-
-
-def watch() -> None:
-    """Have the folders of this process removed when it ends, even if it is killed; call this once for each of them."""
-    if _CAN_WATCH:
-        _watcher.add()
-
-
-def unwatch() -> None:
-    """Undo one call of `watch`."""
-    if _CAN_WATCH:
-        _watcher.remove()
+watcher = _Watcher()
 
 
 def _main(pid: str) -> None:
@@ -173,4 +161,4 @@ def _main(pid: str) -> None:
 if __name__ == "__main__":
     _main(sys.argv[1])
 elif hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_watcher.disown)
+    os.register_at_fork(after_in_child=watcher.disown)

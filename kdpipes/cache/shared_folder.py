@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kdpipes.cache.folder_watcher import CAN_HOLD, KEEP, is_at, prefix, remove_if_free, root, sweep, unwatch, watch
+from kdpipes.cache.folder_watcher import CAN_HOLD, KEEP, is_at, prefix, remove_if_free, root, sweep, watcher
 from kdpipes.core.errors import must_be
 from kdpipes.core.processes import forget_after_fork, uninterrupted
 
@@ -56,11 +56,11 @@ class SharedFolder:
             )
         sweep()
         self.path = str(root() / f"{prefix()}{name or f'_{os.getpid()}_{secrets.token_hex(8)}'}")
-        watch()
+        watcher.add()
         try:
             lock = _made_and_held(self.path)
         except BaseException:
-            unwatch()
+            watcher.remove()
             raise
         _live[self.path] = self
         weakref.finalize(self, _let_go, self.path, lock, os.getpid(), name is not None)
@@ -123,7 +123,7 @@ def _let_go(path: str, lock: int | None, owner: int, is_named: bool) -> None:
             remove_if_free(path, lock)
         if lock is not None:
             os.close(lock)
-        unwatch()
+        watcher.remove()
 
 
 def named_folders() -> list[str]:

@@ -23,7 +23,7 @@ PATIENCE_MS = 30_000
 
 
 def watcher() -> int:
-    return folder_watcher._watcher.pid
+    return folder_watcher.watcher.pid
 
 
 def wait_for_end(watching: int) -> None:
