@@ -33,21 +33,8 @@ class FileStore(CacheStore):
     """A `CacheStore` of files: a folder that can be moved, packed and opened anywhere (`zip://::cache.zip`).
 
     Each file is written whole or not at all, by any number of processes at once. The file METADATA records the layout
-    of folders and the compression: they hold for everyone who opens the cache later.
-
-    Args:
-        url: A folder, by path or by any URL that fsspec knows. It need not exist.
-        num_entries: The expected maximum number of entries, for the layout.
-        max_files_per_folder: The maximum number of files or folders in one folder, at least 32.
-        compression: None, "zlib" (quick), "gzip", "bz2", "lzma"; or one that needs a package: "zstd" (zstandard), "lz4"
-            (lz4), "snappy" (python-snappy).
-        storage_options: The arguments of fsspec's file system. They may be secrets, and are neither shown nor written.
-
-    Raises:
-        ImportError: The package of the file system or of the compression is not installed. For the compression, also
-            when an existing compressed cache is opened.
-        ValueError: The URL's protocol is unknown.
-        DataError: On first use: the folder holds something else, or a cache of another version.
+    of folders and the compression: they hold for everyone who opens the cache later. `cache_on_disk` describes the
+    arguments.
     """
 
     layout = "files"

@@ -41,18 +41,13 @@ class LmdbStore(CacheStore):
 
     Entries of a page (4 KiB) or more are read without a copy. A process that is killed, even in the middle of a `put`,
     leaves every entry whole. A folder that cannot be written is only read; nobody may write it through another path
-    meanwhile.
+    meanwhile. `cache_on_disk` describes the arguments.
 
     Args:
         folder: A local folder (no network file system), which is created if need be, or a `SharedFolder`.
-        max_bytes: The maximum size; by default half of the free space. The process that creates the cache decides, and
-            later ones can only ask for more.
-        is_durable: Whether entries are written in groups, each of which waits for the disk: when the machine goes down,
-            the last group is lost. If False, each `put` writes at once without waiting, and a cache on disk that was
-            being written when the machine went down must be deleted. False by default for a `SharedFolder`.
-
-    Raises:
-        DataError: On first use: the folder holds something else, or a cache of another version.
+        max_bytes: The process that creates the cache decides, and later ones can only ask for more.
+        is_durable: Whether entries are written in groups, each of which waits for the disk; False by default for a
+            `SharedFolder`.
     """
 
     layout = "lmdb"
@@ -78,13 +73,7 @@ class LmdbStore(CacheStore):
 
     @classmethod
     def in_memory(cls, name: str | None = None, *, max_bytes: int | None = None, keep: bool = False) -> LmdbStore:
-        """Return a store in shared memory, which is removed with this process.
-
-        Args:
-            name: The name by which other processes of this user share it, while any of them uses it.
-            max_bytes: The maximum size; by default half of the free space, and never more than is free.
-            keep: Whether a named store stays until it is cleared.
-        """
+        """Return a store in shared memory, as `cache_in_memory` describes it, of at most the bytes that are free."""
         folder = SharedFolder(name, keep=keep)
         self = cls(folder, max_bytes=max_bytes)
         self.is_shared = name is not None
@@ -220,8 +209,8 @@ class LmdbStore(CacheStore):
 class _Environment:
     """The LMDB environment in a folder, one per process, opened on first use and again after a fork.
 
-    LMDB allows a forked process neither to use what its parent has opened nor to open it again meanwhile. Therefore
-    every environment is closed before a fork, between two transactions.
+    A forked process may neither use what its parent has opened nor open it again meanwhile. Therefore every environment
+    is closed before a fork, between two transactions.
     """
 
     def __init__(self, folder: str, max_bytes: int, is_durable: bool) -> None:
@@ -231,7 +220,8 @@ class _Environment:
         self._env: Any = None
         self._file: tuple[int, int] | None = None
         self._least_size = 0  # LMDB's file never shrinks: a smaller one has been truncated
-        self._views = _Views()
+        self._data = Path(folder, "data.mdb")
+        self._views = _Views(self._data, None)
         self._page_size = mmap.PAGESIZE
         self.group: dict[bytes, bytes] = {}  # entries that are not committed yet
         self.group_bytes = 0
@@ -243,7 +233,9 @@ class _Environment:
     @property
     def is_current(self) -> bool:
         """Whether its file is still the one in the folder."""
-        return self._file is None or self._file == _file_id(Path(self.folder, "data.mdb"))
+        with suppress(FileNotFoundError):
+            return self._file is None or self._file == _file_id(self._data.stat())
+        return False
 
     def find(self, key: bytes, is_known: bool) -> memoryview | None:
         """Return an entry, or None. The view may be held for any time."""
@@ -335,25 +327,20 @@ class _Environment:
             return transaction.stat()["entries"], (self._open().info()["last_pgno"] + 1) * self._page_size
 
     def check_size(self) -> None:
-        """Raise if the file has been truncated since it was opened: reading the missing part would raise SIGBUS.
-
-        Raises:
-            DataError: The file has been truncated. The environment is closed.
-        """
+        """Raise a DataError if the file has been truncated: reading the missing part would end the process (SIGBUS)."""
         with self.reading:
             if self._env is not None and self.is_current:
                 self._check_size()
 
     def _check_size(self) -> None:
-        data = Path(self.folder, "data.mdb")
-        size, least = data.stat().st_size, self._least_size
+        size, least = self._data.stat().st_size, self._least_size
         if size >= least:  # only then can the first pages, which hold the number of pages, be read
             least = (self._env.info()["last_pgno"] + 1) * self._page_size
-            size = data.stat().st_size  # once more: another process may have written between the two
+            size = self._data.stat().st_size  # once more: another process may have written between the two
         if size < least:
             self.close_now()
-            self._views = _Views()
-            raise DataError(f"{str(data)!r} has been truncated: it should have {least} bytes. Delete the cache.")
+            self._views = _Views(self._data, self._file)
+            raise DataError(f"{str(self._data)!r} has been truncated: it should have {least} bytes. Delete the cache.")
         self._least_size = size
 
     def _begin(self) -> Any:
@@ -389,14 +376,12 @@ class _Environment:
         """Close it until it is used again; the caller holds `reading`."""
         if self._env is not None:
             self._env.close()
-        self._env = None
-        self._views.end()
+        self._env = self._views.base = None
 
     def _open(self) -> Any:
         if self._env is not None:
             return self._env
         is_writable = self._is_writable = os.access(self.folder, os.W_OK)
-        data = Path(self.folder, "data.mdb")
         if is_writable:
             _reserve(Path(self.folder, "lock.mdb"), _LOCK_BYTES)
         try:
@@ -415,11 +400,10 @@ class _Environment:
         except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
             raise DataError(f"{self.folder!r} is not a cache, or is damaged ({error}). Delete it.") from error
         self._env, self._page_size = env, env.stat()["psize"]
-        file = _file_id(data)
+        file = _file_id(self._data.stat())
         if file != self._file:
-            self._file, self._views, self._least_size = file, _Views(), 0
+            self._file, self._views, self._least_size = file, _Views(self._data, file), 0
         self._check_size()
-        self._views.begin(data)
         env.reader_check()  # frees the slots of processes that were killed
         return env
 
@@ -435,11 +419,8 @@ def _reserve(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def _file_id(path: Path) -> tuple[int, int] | None:
-    with suppress(FileNotFoundError):
-        status = path.stat()
-        return status.st_dev, status.st_ino
-    return None
+def _file_id(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 class _Views:
@@ -451,23 +432,11 @@ class _Views:
     the place of each entry costs 0.83, 0.89 and 0.72 (benchmarks/bench_cache.py, two workers).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path, file: tuple[int, int] | None) -> None:
+        self._path, self._file = path, file
         self._map = memoryview(b"")
         self._places: dict[bytes, tuple[int, int]] = {}
-        self._descriptor: int | None = None
-        self._closing: Callable[[], Any] = bool
-        self._base: int | None = None
-
-    def begin(self, path: Path) -> None:
-        """Open a file that LMDB has just mapped."""
-        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        self._closing = weakref.finalize(self, os.close, self._descriptor)
-        self._map = memoryview(b"")
-
-    def end(self) -> None:
-        """Forget where LMDB's map was. Places in the file stay known."""
-        self._closing()
-        self._base = self._descriptor = None
+        self.base: int | None = None  # where LMDB's map begins, while it is open
 
     def known(self, key: bytes) -> memoryview | None:
         """Return an entry whose place is remembered."""
@@ -480,31 +449,33 @@ class _Views:
 
     def of(self, found: memoryview, key: bytes) -> memoryview | None:
         """Return a view of what LMDB has found; None if its place in the file is unknown (Linux reports it)."""
-        if self._descriptor is None:
-            return None
         address = int(np.frombuffer(found, np.uint8).__array_interface__["data"][0])
-        self._base = self._base or _start_of_map(address, self._descriptor)
-        if self._base is None:
+        self.base = self.base or _start_of_map(address, self._file)
+        if self.base is None:
             return None
-        start = address - self._base
+        start = address - self.base
         end = start + len(found)
         if end > len(self._map):
-            self._map = memoryview(map_file(self._descriptor))
+            with suppress(FileNotFoundError), self._path.open("rb") as file:
+                if _file_id(os.fstat(file.fileno())) == self._file:
+                    self._map = memoryview(map_file(file.fileno()))
+            if end > len(self._map):  # the folder has been moved
+                return None
         if len(self._places) < _MOST_PLACES:
             self._places[key] = start, end
         return self._map[start:end]
 
 
-def _start_of_map(address: int, descriptor: int) -> int | None:
-    """Return the address at which an open file is mapped that contains `address`, None if that is unknown."""
+def _start_of_map(address: int, file: tuple[int, int] | None) -> int | None:
+    """Return the address at which a file is mapped that contains `address`, None if that is unknown."""
     maps = Path("/proc/self/maps")
-    if not maps.exists():
+    if file is None or not maps.exists():
         return None
     for line in maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         span, _, offset, _, inode = line.split(None, 5)[:5]
         start, end = (int(place, 16) for place in span.split("-"))
         if start <= address < end:
-            return start - int(offset, 16) if int(inode) == os.fstat(descriptor).st_ino else None
+            return start - int(offset, 16) if int(inode) == file[1] else None
     return None
 
 

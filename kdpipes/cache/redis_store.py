@@ -31,19 +31,7 @@ class RedisStore(CacheStore):
     """A `CacheStore` in a redis server. It touches only keys that begin with its namespace, and never flushes.
 
     Only the server decides what it evicts; when it is full, further entries are not kept. The server may be stopped and
-    started again at any time; lost entries are loaded again.
-
-    Args:
-        url: The server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
-        namespace: The beginning of all keys: letters, digits, and "_", ".", "/", "-".
-        ttl_s: How long an entry stays, in seconds; None means for ever.
-        on_unreachable: "raise", or "go_on" as if there were no cache, with a warning, until the server is back.
-        timeout_s: How long to wait for an answer, in seconds.
-        max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry counts as damaged.
-
-    Raises:
-        ImportError: redis is not installed.
-        ConnectionError: On use: the server cannot be reached.
+    started again at any time; lost entries are loaded again. `cache_in_redis` describes the arguments.
     """
 
     layout = "redis"

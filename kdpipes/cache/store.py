@@ -44,15 +44,10 @@ class CacheStats(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """Why a store takes no more entries in this process.
+    """Why a store takes no more entries in this process."""
 
-    Args:
-        reason: A predicate whose subject is the cache: "takes no more (...)".
-        hint: A sentence that tells the user what to do.
-    """
-
-    reason: str
-    hint: str
+    reason: str  # a predicate whose subject is the cache: "takes no more (...)"
+    hint: str  # a sentence: what the user can do
 
     @classmethod
     def because(cls, what: str, error: Exception) -> Rejection:
@@ -88,8 +83,7 @@ class CacheStore(ABC):
 
         Args:
             key: The key of the entry.
-            is_known: Whether this process has already read and verified the entry, so that a store may use the place
-                that it remembers.
+            is_known: Whether this process has verified the entry, so that a store may use the place that it remembers.
 
         Raises:
             DamagedError: The entry cannot be read; `put(..., replace=True)` heals it.
