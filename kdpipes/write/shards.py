@@ -158,7 +158,7 @@ def write_shards(
     `.on_error("skip")` and `"quarantine"` apply here as well: samples that cannot be made are left out, logged and
     counted. With `max_samples`, their shards have fewer samples.
 
-    Memory: One sample in each worker, and 12 bytes for each sample in this process. Remote shards are first written to
+    Memory: One sample in each worker, and 24 bytes for each sample in this process. Remote shards are first written to
         the system's folder for temporary files, one for each worker.
 
     Raises:
@@ -583,9 +583,9 @@ class _Run:
     executor: Executor | None
 
     def __post_init__(self) -> None:
-        self._keys = _Keys(self.places.keys_of)
         self._reports: dict[int, _Report] = {}
         self._num_found = self._num_left_out = 0
+        self._num_checked = self._num_unchecked = 0  # keys
 
     def finish(self) -> ShardsResult:
         """Write the missing shards and the notes, and return the result."""
@@ -594,7 +594,7 @@ class _Run:
             self._write_in_order()
         else:
             self._write_spans(stops)
-        self._keys.check()
+        self._check_keys()
         reports = [self._reports[number] for number in range(len(self._reports))]
         shards = [[len(report.hashes), report.num_bytes] for report in reports]
         found = None if self.places.is_local else _read_notes(self.places)
@@ -653,7 +653,25 @@ class _Run:
 
     def _add(self, report: _Report) -> None:
         self._reports[report.number] = report
-        self._keys.add(report.hashes, report.number)
+        self._num_unchecked += len(report.hashes)
+        if 2 * self._num_unchecked >= self._num_checked:  # at a growing distance, so that all of it takes n log n
+            self._check_keys()
+
+    def _all_hashes(self) -> NDArray[np.uint64]:
+        return np.concatenate([np.zeros(0, dtype=np.uint64), *(report.hashes for report in self._reports.values())])
+
+    def _check_keys(self) -> None:
+        """Raise an error if two samples so far have the same key; 64 bits of each are compared."""
+        hashes = np.sort(self._all_hashes())
+        self._num_checked, self._num_unchecked = len(hashes), 0
+        equal = hashes[1:][hashes[1:] == hashes[:-1]]
+        if len(equal):
+            first, second, *_ = [
+                number for number, report in self._reports.items() for _ in np.flatnonzero(report.hashes == equal[0])
+            ]
+            keys = self.places.keys_of(first)
+            key = keys[int(np.flatnonzero(_hashes_of(keys) == equal[0])[0])]
+            raise duplicate_error(key, f"shards {first} and {second}")
 
     def _add_written(self, report: _Report) -> None:
         # A run of the same job that failed may have removed the notes, if it saw no shard.
@@ -688,7 +706,7 @@ class _Run:
 
     def _skip_written(self, samples: Iterator[Coming]) -> None:
         """Take from `samples` those of existing shards, and those in between that `on_error` leaves out."""
-        due = np.concatenate([np.zeros(0, dtype=np.uint64), *(report.hashes for report in self._reports.values())])
+        due = self._all_hashes()
         place, keys = 0, self.recipe.made(samples, self.recipe.key_of)
         while place < len(due):
             key = next(keys, _END)
@@ -706,40 +724,3 @@ def _hashes_of(keys: Iterable[str]) -> NDArray[np.uint64]:
     """Return 64 bits of each key."""
     digests = b"".join(hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest() for key in keys)
     return np.frombuffer(digests, dtype=np.uint64)
-
-
-class _Keys:
-    """Finds keys that two samples have, by 64 bits of each: 12 bytes per sample.
-
-    New keys are compared in batches that grow with the number of known keys, so that all of it takes n log n.
-    """
-
-    def __init__(self, keys_of: Callable[[int], Sequence[str]]) -> None:
-        self._keys_of = keys_of
-        self._hashes = np.zeros(0, dtype=np.uint64)
-        self._shards = np.zeros(0, dtype=np.int32)
-        self._new: list[tuple[NDArray[np.uint64], int]] = []
-        self._num_new = 0
-
-    def add(self, hashes: NDArray[np.uint64], shard: int) -> None:
-        """Add the keys of a shard."""
-        self._new.append((hashes, shard))
-        self._num_new += len(hashes)
-        if 2 * self._num_new >= len(self._hashes):
-            self.check()
-
-    def check(self) -> None:
-        """Raise an error if two keys so far are equal."""
-        hashes = np.concatenate([self._hashes, *(part for part, _ in self._new)])
-        new = [np.full(len(part), shard, dtype=np.int32) for part, shard in self._new]
-        shards = np.concatenate([self._shards, *new])
-        order = np.argsort(hashes, kind="stable")
-        self._hashes, self._shards, self._new, self._num_new = hashes[order], shards[order], [], 0
-        equal = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
-        if not len(equal):
-            return
-        place = int(equal[0])
-        first, second = self._shards[place : place + 2].tolist()
-        keys = self._keys_of(first)
-        key = keys[int(np.flatnonzero(_hashes_of(keys) == self._hashes[place])[0])]
-        raise duplicate_error(key, f"shards {first} and {second}")
