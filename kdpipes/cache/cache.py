@@ -361,13 +361,7 @@ class _CachePipe(SampleMapper):
 
 
 class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
-    """A cache of an indexed source.
-
-    Args:
-        source_datapipe: A pipe of samples.
-        operation: The cache.
-        name: The functional name, for errors.
-    """
+    """A cache of an indexed source."""
 
     def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
         super().__init__(source_datapipe, operation, name)
@@ -424,13 +418,7 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
 
 
 class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
-    """A cache of a stream.
-
-    Args:
-        source_datapipe: A pipe of samples.
-        operation: The cache.
-        name: The functional name, for errors.
-    """
+    """A cache of a stream."""
 
     def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
         super().__init__(source_datapipe, operation, name)

@@ -140,9 +140,12 @@ class LmdbStore(CacheStore):
             try:
                 self._opened = self._open()
             except OSError as error:  # a full or forbidden disk; shared memory whose owner is gone
-                self.rejection = Rejection.because("cannot be opened", error)
-                self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache.")
+                self._give_up("cannot be opened", error)
         return self._opened
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        self._opened, self.rejection = None, Rejection.because(what, error)
+        self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache.")
 
     def limit(self) -> int | None:
         environment = self._environment()
@@ -154,8 +157,7 @@ class LmdbStore(CacheStore):
         try:
             return otherwise if environment is None else ask(environment)
         except (lmdb.Error, OSError) as error:
-            self._opened, self.rejection = None, Rejection.because("cannot be read any more", error)
-            self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache.")
+            self._give_up("cannot be read any more", error)
             return otherwise
 
     def _written(self, write: Callable[[_Environment], None]) -> bool:
