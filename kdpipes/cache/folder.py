@@ -94,11 +94,7 @@ def _checksum(content: dict[str, Any]) -> int:
 
 
 class LocalFolder:
-    """A local folder, or a folder of a disk that several machines share.
-
-    Args:
-        path: The folder, which need not exist.
-    """
+    """A local folder, or a folder of a disk that several machines share; it need not exist."""
 
     def __init__(self, path: str) -> None:
         self._root = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 - links stay
@@ -249,12 +245,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class RemoteFolder:
-    """A folder of an fsspec file system that writes files whole, as object storage does.
-
-    Args:
-        url: The folder, which need not exist.
-        access: How to reach the storage.
-    """
+    """A folder of an fsspec file system that writes files whole, as object storage does; it need not exist."""
 
     def __init__(self, url: str, access: Access) -> None:
         self._url, self._access = url, access

@@ -181,12 +181,7 @@ def _flag(flags: Any, index: int) -> bool:
 
 
 class SampleList(NamedTuple):
-    """The samples of a complete cache.
-
-    Args:
-        keys: The samples' keys, in the order of their source.
-        notes: Plain data that a reader needs besides, such as the names of fields.
-    """
+    """The samples of a complete cache: their keys, in order, and plain data such as the names of their fields."""
 
     keys: PackedStrings
     notes: dict[str, Any]
@@ -263,36 +258,21 @@ def store_in(url: str, storage_options: Mapping[str, Any] | None = None) -> Cach
 
 
 class CacheFound(NamedTuple):
-    """What a cache holds.
+    """What a cache holds."""
 
-    Args:
-        place: `name=...`, a folder or a URL.
-        layout: "lmdb" or "files".
-        entries: The number of entries.
-        bytes: The size of the entries in bytes.
-        num_samples: The number of samples of a complete cache; None if it is not complete.
-    """
-
-    place: str
+    place: str  # `name=...`, a folder or a URL
     layout: str
     entries: int
     bytes: int
-    num_samples: int | None
+    num_samples: int | None  # None if the cache is not complete
 
 
 class CacheChecked(NamedTuple):
-    """How many entries of a cache are damaged.
-
-    Args:
-        entries: The number of entries.
-        damaged: The number of damaged entries.
-        healed: The number of damaged entries that were written again: the list of samples, of which a cache has two
-            copies.
-    """
+    """How many entries of a cache are damaged."""
 
     entries: int
     damaged: int
-    healed: int
+    healed: int  # of the damaged ones: the list of samples, of which a cache has two copies
 
 
 def named_caches() -> list[str]:
@@ -309,7 +289,7 @@ def look_at_cache(place: str, storage_options: Mapping[str, Any] | None = None) 
 
 def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheChecked:
     """Return how many entries a cache has, how many are damaged, and how many could be healed without the source."""
-    store, number, num_damaged = _store_at(place, storage_options), 0, 0
+    store, number, num_damaged, num_healed = _store_at(place, storage_options), 0, 0, 0
     for key, entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entries"):
         number += 1
         try:
@@ -323,9 +303,9 @@ def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) ->
     for key in _KEYS:
         with suppress(DamagedError, PickledError):
             lists[key] = _list_at(store, key)
-    whole, num_healed = next((found for found in lists.values() if found is not None), None), 0
-    for key in _KEYS if whole is not None else ():
-        if lists.get(key) is None:
+    whole = next((found for found in lists.values() if found is not None), None)
+    for key in _KEYS:
+        if whole is not None and lists.get(key) is None:
             is_damaged = store.contains(key)
             is_written = store.put(key, encode(whole, key=bound_to(key)), replace=is_damaged)
             num_healed += is_damaged and is_written

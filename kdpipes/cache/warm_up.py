@@ -92,13 +92,10 @@ def complete(pipe: Any) -> bool:
 
 
 class _Filler:
-    """Loads the samples of a pipe that its cache lacks. It may be sent to worker processes.
+    """Loads the samples of a pipe that its cache lacks, but for those of the blocks that are done.
 
-    Args:
-        pipe: The cache.
-        num_threads: The number of threads that load samples.
-        waits: Whether to wait for samples that another process is loading, instead of leaving them out.
-        done: The first samples of the blocks that are done.
+    It may be sent to worker processes. If it `waits`, it waits for samples that another process is loading; otherwise
+    it leaves them out.
     """
 
     def __init__(self, pipe: Any, num_threads: int, waits: bool, done: frozenset[int]) -> None:

@@ -363,12 +363,11 @@ class ShardPlaces:
             _upload(url, shard, samples, self.access)
         with using(self.access):
             version = version_of(url)
-        if version.size not in (-1, shard.num_bytes):
-            raise DataError(
-                f"{url!r} should have {shard.num_bytes} bytes, but has {version.size}. Another process may be writing "
-                "it: stop that one, delete the file, and call `write_shards` again."
-            )
-        with using(self.access):
+            if version.size not in (-1, shard.num_bytes):
+                raise DataError(
+                    f"{url!r} should have {shard.num_bytes} bytes, but has {version.size}. Another process may be "
+                    "writing it: stop that one, delete the file, and call `write_shards` again."
+                )
             _write_index(url, shard.index(version))
         return _Report(number, _hashes_of(shard.keys), shard.num_bytes)
 
