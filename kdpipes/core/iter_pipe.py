@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -14,7 +13,7 @@ from torch.utils.data.datapipes._hook_iterator import _SnapshotState
 from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
 
 from kdpipes.core.callback import Callback, call_with_key
-from kdpipes.core.chain import Chain
+from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import (
@@ -40,8 +39,7 @@ __all__ = [
     "Streaming",
     "keeps_failures",
     "samples_of",
-    "seed_stream",
-    "seed_upstream",
+    "seed_streams",
     "with_failures",
     "with_lost_shards",
 ]
@@ -264,55 +262,33 @@ def _part_of(pipe: Any) -> tuple[int, int]:
     return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
 
 
-def seed_upstream(pipe: Any, seed: int, epoch: int, *, round: int = 0) -> None:
-    """Seed all random pipes upstream of `pipe` for an epoch.
+def seed_streams(
+    nodes: Iterable[Node], seed: int, epoch: int, *, round: int = 0, keeps_own_seeds: bool = False
+) -> None:
+    """Seed streams, and all other random pipes in a chain, for an epoch.
 
     Otherwise, stock pipes such as `shuffle` would draw other random numbers in each worker, and samples would be lost
     and duplicated.
 
     Args:
-        pipe: The pipe, which is not seeded itself.
+        nodes: The nodes of the chain, its end first.
         seed: The seed of all epochs.
         epoch: The epoch number, from 0.
-        round: The number of times that the stream has been read in this epoch.
+        round: The number of times that the streams have been read in this epoch.
+        keeps_own_seeds: Whether to leave out stock pipes with a seed of their own, `.shuffle().set_seed(1)`.
     """
-    for place, upstream in islice(_numbered(pipe, -1), 1, None):
-        _seed(upstream, seed, epoch, (place, round))
-
-
-def seed_stream(source: Any, seed: int, epoch: int) -> None:
-    """Tell all random pipes of a stream which epoch begins: `source`, and the pipes upstream of it."""
-    for place, pipe in _numbered(source):
-        _seed(pipe, seed, epoch, (place, 0))
-
-
-def seed_chain(pipe: Any, seed: int, epoch: int) -> None:
-    """Seed all pipes of a stream for an epoch, except stock pipes with a seed of their own, `.shuffle().set_seed(1)`.
-
-    Args:
-        pipe: The end of the stream.
-        seed: The seed of all epochs.
-        epoch: The epoch number, from 0.
-    """
-    for place, upstream in _numbered(pipe):
-        if isinstance(upstream, IterPipe) or not has_own_seed(upstream):
-            _seed(upstream, seed, epoch, (place, 0))
-
-
-def _numbered(pipe: Any, first: int = 0) -> Iterator[tuple[int, Any]]:
-    """Yield the pipes of a chain, the end first, with numbers that do not depend on whether there is a cache."""
-    for node in reversed(Chain.of(pipe)):
-        yield first, node.pipe
-        first += not node.traits.is_transparent
-
-
-def _seed(upstream: Any, seed: int, epoch: int, place: tuple[int, int]) -> None:
-    if isinstance(upstream, IterPipe):
-        upstream.renew(seed, epoch)
-    elif isinstance(upstream, Seeded):
-        upstream.set_seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))
-    elif is_of_torchdata(upstream, "SampleMultiplexer"):  # it has no `set_seed`, and would draw on from where it stands
-        upstream.random.seed(int.from_bytes(hash_key(seed, epoch, "upstream", *place)[:7], "little"))
+    place = 0
+    for node in nodes:
+        pipe = node.pipe
+        if isinstance(pipe, IterPipe):
+            pipe.renew(seed, epoch)
+        elif not (keeps_own_seeds and has_own_seed(pipe)):
+            number = int.from_bytes(hash_key(seed, epoch, "upstream", place, round)[:7], "little")
+            if isinstance(pipe, Seeded):
+                pipe.set_seed(number)
+            elif is_of_torchdata(pipe, "SampleMultiplexer"):  # it has no `set_seed`, and would draw on where it stands
+                pipe.random.seed(number)
+        place += not node.traits.is_transparent  # a state taken without a cache must fit a chain with one
 
 
 # Called with the arguments of `report_lost_shard`; returns whether the shard may be left out.

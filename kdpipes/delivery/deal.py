@@ -23,7 +23,7 @@ from kdpipes.core.errors import (
     reject_field,
     without_notes,
 )
-from kdpipes.core.iter_pipe import seed_upstream
+from kdpipes.core.iter_pipe import seed_streams
 from kdpipes.core.map_pipe import MapPipe, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
@@ -197,7 +197,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
     def iterate(self) -> Iterator[Batch]:
         (number, first), sharding = self._begin(), self._sharding
-        seed_upstream(self, self._seed, number)
+        seed_streams(reversed(Chain.of(self.source)), self._seed, number)
         epoch = self._cut.epoch(self.source, sharding, self._seed, number)
         size = epoch.num_samples
         if size and not epoch.num_batches:

@@ -17,7 +17,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
-from kdpipes.core.iter_pipe import IterPipe, seed_stream, with_failures, with_lost_shards
+from kdpipes.core.iter_pipe import IterPipe, seed_streams, with_failures, with_lost_shards
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
@@ -481,7 +481,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     ) -> Iterator[Any]:
         """Return the items of a part of the stream, from a cursor on."""
         seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
-        seed_stream(source, seed, epoch)
+        seed_streams(reversed(Chain.of(source)), seed, epoch)
         for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
             shards.order_by(hash_key("shards", self._seed, epoch) if self._shuffle else None)
             shards.read_part(part, num_parts)

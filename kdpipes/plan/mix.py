@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.callback import Callback
+from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_count, check_flag, check_seed, is_number, must_be
-from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_upstream
+from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams
 from kdpipes.core.map_pipe import BatchShares, MapPipe
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.plan_pipe import PlanPipe, shared_class_names
@@ -376,7 +377,7 @@ class MixerIterDataPipe(IterPipe):
                 if self._stop == "first" or all(ended) or is_new[place]:
                     return
                 if self._renewed is not None:
-                    seed_upstream(self, *self._renewed, round=next(rounds))
+                    seed_streams([*reversed(Chain.of(self))][1:], *self._renewed, round=next(rounds))
                 streams[place] = samples_of(self.sources[place], "mix")
                 sample = next(streams[place], None)
             if sample is None:

@@ -9,8 +9,9 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, check_one_of
-from kdpipes.core.iter_pipe import samples_of, seed_upstream
+from kdpipes.core.iter_pipe import samples_of, seed_streams
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe, join_shards
 from kdpipes.core.registry import functional_pipe
@@ -103,5 +104,5 @@ class RepeaterUntilIterDataPipe(StreamPlanPipe):
             yield sample
         for done in range(1, self._goal.rounds(size)):
             if self._renewed is not None:
-                seed_upstream(self, *self._renewed, round=done)
+                seed_streams(reversed(Chain.of(self.source)), *self._renewed, round=done)
             yield from samples_of(self.source, "repeat_until")

@@ -12,7 +12,7 @@ from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.errors import ChainError, DataError, closest, must_be
-from kdpipes.core.iter_pipe import IterPipe, seed_upstream
+from kdpipes.core.iter_pipe import IterPipe, seed_streams
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
 from kdpipes.core.sample import Sample
@@ -141,7 +141,7 @@ def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
             return chain.finish(made)
     stream: Any = Chain.of(chain).copy_streams()  # it may be in use
     # Otherwise, stock pipes would draw from the global generators, which other threads may seed.
-    seed_upstream(stream, sample_key.seed, sample_key.epoch)
+    seed_streams(reversed(Chain.of(stream)), sample_key.seed, sample_key.epoch)
     with using_key(sample_key):
         for sample in stream.samples():
             if sample.key == key:

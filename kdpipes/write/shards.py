@@ -33,7 +33,7 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, as_cause, check_count, must_be, reject_field
 from kdpipes.core.fingerprint import fingerprint
-from kdpipes.core.iter_pipe import seed_chain
+from kdpipes.core.iter_pipe import seed_streams
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
@@ -531,7 +531,7 @@ class _Recipe(NamedTuple):
     def stream(self) -> Iterator[Coming]:
         """Yield the samples of epoch 0 of a stream, wherever it stands."""
         copied = Chain.of(self.pipe).copy_streams()
-        seed_chain(copied, 0, 0)
+        seed_streams(reversed(Chain.of(copied)), 0, 0, keeps_own_seeds=True)
         return ((index, partial(_as_sample, item, index)) for index, item in enumerate(copied))
 
     def key_of(self, sample: Sample) -> str:
