@@ -20,9 +20,6 @@ class Record:
 
     A record is updated for each field that is loaded, so it must be fast: activities are few and encoded once, and the
     key is written only when another sample begins.
-
-    Args:
-        file: The file descriptor of the shared memory.
     """
 
     def __init__(self, file: int) -> None:
@@ -42,9 +39,6 @@ class Record:
         """Record an activity for many samples in turn.
 
         Yields a function that records the key of the next sample, and returns its second argument.
-
-        Args:
-            what: The activity.
         """
         before, self._now = self._now, (None, what)
         place, text = self._texts.get(what) or self._encode(what)
@@ -104,9 +98,6 @@ def read_record(file: int) -> tuple[str, str]:
     """Return the key of the sample that a process was working on, and a description of the work; empty if none.
 
     A text may be incomplete if the process was killed while it was writing.
-
-    Args:
-        file: The file descriptor of the shared memory.
     """
     with mmap.mmap(file, _SIZE) as memory:
         key, what = _read(memory, 0), _read(memory, _WHAT)

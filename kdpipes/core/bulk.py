@@ -53,12 +53,7 @@ class Bulk:
         return Bulk(self.seed, self.epoch, self.planned, self.ordinals[start:stop], self.size)
 
     def run(self, what: str, make: Callable[[], Values]) -> Values:
-        """Return the values that a function makes for the samples, measured if a profiler wants it.
-
-        Args:
-            what: A description of the work.
-            make: The function.
-        """
+        """Return the values that a function makes for the samples, measured if a profiler wants it."""
         return make() if self.measure is None else self.measure(what, make)
 
     def keys(self) -> list[SampleKey]:
@@ -98,14 +93,7 @@ def read_with_keys(
 def read_samples(
     fetch: Callable[[int], Sample], names: Sequence[str], positions: NDArray[Any], bulk: Bulk
 ) -> list[Sequence[Any]] | None:
-    """Return fields of samples that a pipe makes one by one, so that pipes downstream can work on many at once.
-
-    Args:
-        fetch: A function that returns the sample at a position.
-        names: The names of the fields; besides them, "key" and "index".
-        positions: The positions of the samples.
-        bulk: The random keys of the samples.
-    """
+    """Return fields, "key" or "index" of samples that a pipe makes one by one, for pipes that work on many at once."""
     rows: list[Sequence[Any]] = []
     claimed: dict[str, int] | None = None
     for position, key in zip(positions.tolist(), bulk.keys(), strict=True):
@@ -122,14 +110,9 @@ def read_samples(
 def made_of_each(
     bulk: Bulk, make: Callable[..., Any], *columns: Iterable[Any], keys: Callable[[], Iterable[str]], what: str
 ) -> list[Any]:
-    """Return what a function makes of each sample. In a worker process, the sample that it works on is recorded.
+    """Return what a function makes of each sample, from one value of each column.
 
-    Args:
-        bulk: The samples.
-        make: The function, which is called with one value of each column.
-        columns: Values for each sample.
-        keys: A function that returns the keys of the samples, which is called only in worker processes.
-        what: A description of the work.
+    In a worker process, the sample that it works on is recorded. `keys` is called only there.
     """
 
     def each() -> list[Any]:
@@ -152,11 +135,7 @@ class BulkReader:
     ) -> list[Any]:
         """Return the items at some positions.
 
-        Args:
-            source: The pipe that the items come from.
-            positions: The positions of the samples.
-            bulk: The random keys of the samples.
-            make: A function that makes a part of the items one by one: from a place in `positions` up to another one.
+        `make` makes a part of them one by one: from a place in `positions` up to another one.
         """
         items: list[Any] = []
         while self._size and _LEAST <= len(positions) > len(items):

@@ -18,7 +18,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.errors import HIDDEN, masked
 
-__all__ = ["CALLED", "Called", "arguments_of", "masked", "note_call", "shown_value"]
+__all__ = ["CALLED", "arguments_of", "masked", "note_call", "shown_value"]
 
 CALLED = "_kdpipes_called"  # an attribute of all pipes that is not part of their fingerprint
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
@@ -31,27 +31,10 @@ _SECRET = re.compile(
 )
 
 
-class Called:
-    """The arguments of a call as text. It is not a collection, so torch's graph traversal does not search it.
-
-    Args:
-        arguments: The arguments as they are written in code, shortened.
-    """
-
-    __slots__ = ("arguments",)
-
-    def __init__(self, arguments: tuple[str, ...]) -> None:
-        self.arguments = arguments
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Called, (self.arguments,)
-
-
 def note_call(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Store the text of the arguments that a pipe was made with, except for pipes: those are its sources."""
     given = [("", value) for value in args] + list(kwargs.items())
-    shown = (_argument(name, value) for name, value in given if not _is_of_pipes(value))
-    pipe.__dict__[CALLED] = Called(tuple(shown))
+    pipe.__dict__[CALLED] = tuple(_argument(name, value) for name, value in given if not _is_of_pipes(value))
 
 
 def _argument(name: str, value: Any) -> str:

@@ -116,14 +116,7 @@ def call_seeded(
 
 
 def call_with_key(function: Callback, sample_key: SampleKey, place: str, *args: Any) -> Any:
-    """Call a user's function for an item that is not a sample, such as a batch, as `call_seeded` does for samples.
-
-    Args:
-        function: The function; it may take `rng`.
-        sample_key: The key of the item.
-        place: The name of the operation, unique for the item.
-        args: The arguments of the function.
-    """
+    """Call a user's function for an item that is not a sample, such as a batch, as `call_seeded` does for samples."""
     if "rng" in function.parameters:
         return function(*args, rng=sample_key.rng(place))
     if function.is_fixed:

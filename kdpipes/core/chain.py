@@ -38,13 +38,7 @@ _LONG = 1000  # collections that are copied without looking for streams in them
 
 
 class Node:
-    """One pipe of a chain.
-
-    Args:
-        pipe: The pipe.
-        place: The number of the node: 0 for the end of the chain, larger numbers upstream.
-        upstream: The nodes that the pipe reads from.
-    """
+    """One pipe of a chain, its place (0 for the end of the chain, more upstream) and the nodes that it reads from."""
 
     __slots__ = ("pipe", "place", "upstream")
 
@@ -238,8 +232,7 @@ class Chain:
     def random_name(self, *, is_eager: bool = False) -> str | None:
         """Return the name of an operation that draws random numbers; None if a cache freezes the results.
 
-        Args:
-            is_eager: Whether to consider only operations that draw when a sample passes.
+        With `is_eager`, only operations that draw when a sample passes count.
         """
         for node in self._nodes:
             if node.traits.freezes:
@@ -254,7 +247,7 @@ class Chain:
         They are part of a loader's state. Functions count by code, defaults and closures, not by the globals they read.
         """
         return [
-            f"{_short_name(node.pipe)}:{fingerprint(node.pipe)}"
+            f"{node.name if isinstance(node.pipe, Named) else short_name(type(node.pipe))}:{fingerprint(node.pipe)}"
             for node in self._nodes
             if not node.traits.is_transparent
         ]
@@ -270,10 +263,6 @@ class Chain:
     def copy_pipes(self) -> Any:
         """Return a copy of the last pipe whose pipes, indexed ones included, may be changed. Data are shared."""
         return _copied(self.end.pipe, {}, (IterDataPipe, MapDataPipe))
-
-
-def _short_name(pipe: Any) -> str:
-    return pipe.name if isinstance(pipe, Named) else short_name(type(pipe))
 
 
 def upstream_of(pipe: Any) -> list[AnyPipe]:

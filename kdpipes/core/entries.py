@@ -23,17 +23,7 @@ def field_of(name: str, fields: Any) -> str | None:
 
 
 def entry_of(value: Any, path: str, name: str) -> Any:
-    """Return the entry of nested dictionaries at a path.
-
-    Args:
-        value: The dictionary.
-        path: The keys, like "size.width".
-        name: The name of the entry in errors.
-
-    Raises:
-        DataError: There is something other than a dictionary on the way.
-        FieldError: There is no such entry.
-    """
+    """Return the entry of nested dictionaries at a path such as "size.width". Errors show it as `name`."""
     for part in path.split("."):
         if not isinstance(value, dict):
             raise DataError(f"Column {name!r} looks up {part!r} in a dictionary, but found {type(value).__name__}.")

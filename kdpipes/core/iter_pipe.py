@@ -262,9 +262,7 @@ def _part_of(pipe: Any) -> tuple[int, int]:
     return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
 
 
-def seed_streams(
-    nodes: Iterable[Node], seed: int, epoch: int, *, round: int = 0, keeps_own_seeds: bool = False
-) -> None:
+def seed_streams(nodes: Iterable[Node], seed: int, epoch: int, *, round: int = 0, keeps_own_seeds: bool = False) -> None:
     """Seed streams, and all other random pipes in a chain, for an epoch.
 
     Otherwise, stock pipes such as `shuffle` would draw other random numbers in each worker, and samples would be lost
@@ -304,10 +302,7 @@ def tolerates_lost_shards() -> bool:
 def report_lost_shard(key: str, index: int, error: Exception) -> None:
     """Report that the rest of a shard is left out. Raise `error` if no pipe downstream allows that.
 
-    Args:
-        key: The name of the shard in the keys of samples.
-        index: The number of samples that the stream has yielded so far.
-        error: Why the shard cannot be read.
+    `key` is the name of the shard in the keys of samples, and `index` the number of samples of the stream so far.
     """
     report = _shard_report.get()
     if report is None or not report(key, index, error):

@@ -10,12 +10,7 @@ __all__ = ["exports"]
 
 
 def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package.
-
-    Args:
-        package: The name of the package.
-        modules: The modules that define the exported names, by name.
-    """
+    """Return the `__getattr__` of a package that exports names from the given modules."""
 
     def find(name: str) -> Any:
         if name not in modules:

@@ -77,13 +77,9 @@ class ErrorHandler(Operation):
         raise NotImplementedError
 
     def reject_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
-        """Raise DataError if more samples were skipped than the limits allow.
+        """Raise DataError if more of the samples so far were skipped than the limits allow.
 
-        Args:
-            num_skipped: The number of samples skipped so far.
-            num_seen: The approximate number of samples so far.
-            key: The key of the last skipped sample.
-            error: The error of that sample.
+        `key` and `error` are those of the last one, and `num_seen` is approximate.
         """
         raise NotImplementedError
 
@@ -102,10 +98,7 @@ class ErrorHandler(Operation):
         return {}
 
     def write_down(self, key: str, error: str, *, once: bool = False) -> None:
-        """Put a sample into quarantine.
+        """Put a sample, or a shard by its name, into quarantine.
 
-        Args:
-            key: The key of the sample, or the name of a shard.
-            error: Why it could not be made.
-            once: Whether to write nothing if the key is already listed, as for an error that several processes find.
+        With `once`, write nothing if the key is already listed, as for an error that several processes find.
         """

@@ -39,12 +39,7 @@ class Order:
         return (positions for positions in self._windows() if len(positions))
 
     def through(self, mapping: Callable[[Positions], Positions]) -> Order:
-        """Return the order upstream of a pipe.
-
-        Args:
-            mapping: Maps positions in the pipe to positions in its source. It may return fewer than it gets, but not
-                more.
-        """
+        """Return the order upstream of a pipe, whose positions `mapping` maps to as many or fewer in its source."""
         return Order(lambda: map(mapping, self), is_epoch=self.is_epoch)
 
     def positions(self) -> Positions:

@@ -34,12 +34,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries
 
 
 def dumps(value: Any, buffer_callback: Callable[[Any], object] | None = None) -> bytes:
-    """Return a pickle of a value; `pickle.loads` reads it.
-
-    Args:
-        value: The value. Functions and classes that cannot be imported by name are pickled whole.
-        buffer_callback: Takes the memory of arrays, as that of `pickle.dumps` does. With None, the pickle holds it.
-    """
+    """Return a pickle of a value, like `pickle.dumps`; functions that cannot be imported by name are part of it."""
     file = io.BytesIO()
     Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
     return file.getvalue()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.call_text import CALLED, Called, note_call
+from kdpipes.core.call_text import CALLED, note_call
 from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.operation import Operation
@@ -19,7 +18,7 @@ from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import with_first_values
 
-__all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples", "show_by"]
+__all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples"]
 
 _NOT_ARGUMENTS = (CALLED, "traits")
 _FUNCTIONS = (  # of kdpipes, that take a chain
@@ -58,25 +57,9 @@ def _upstream_with(name: str, error: AttributeError) -> str:
     return "" if known is None else f" `{known}` upstream has it: keep that pipe in a variable, and use the variable."
 
 
-_shown_by: dict[str, Callable[[Any], str]] = {}
-
-
-def show_by(*, text: Callable[[Any], str], html: Callable[[Any], str]) -> None:
-    """Set the functions that draw the chain of a pipe, for `repr` and in notebooks."""
-    _shown_by.update(text=text, html=html)
-
-
-def _shown_as(kind: str) -> Callable[[Any], str]:
-    if not _shown_by:
-        importlib.import_module("kdpipes.look.show")  # on use: it calls `show_by`
-    return _shown_by[kind]
-
-
-def _signature_of(pipe_class: Any) -> inspect.Signature:
-    """Return the signature of `__init__` without `self`."""
-    if pipe_class.__init__ is object.__init__:
-        return inspect.Signature()
-    return _without_first(inspect.signature(pipe_class.__init__))
+def _show() -> Any:
+    """Return the module that draws chains. It builds on this one, so it is imported by name, on use."""
+    return importlib.import_module("kdpipes.look.show")
 
 
 def _without_first(signature: inspect.Signature) -> inspect.Signature:
@@ -112,7 +95,10 @@ class Pipe(Fingerprinted):
             raise TypeError(
                 f"`identity` is not called any more: the class {cls.__name__} must name the method `fingerprint`."
             )
-        cls.__signature__ = _signature_of(cls)  # or `help` would show the arguments of `__new__`
+        # Otherwise, `help` would show the arguments of `__new__`.
+        made_by: Any = cls.__init__
+        is_plain = made_by is object.__init__
+        cls.__signature__ = inspect.Signature() if is_plain else _without_first(inspect.signature(made_by))
 
     @property
     def operation(self) -> Operation | None:
@@ -134,8 +120,8 @@ class Pipe(Fingerprinted):
     @property
     def call_arguments(self) -> tuple[str, ...]:
         """The arguments of the call that made the pipe, as text."""
-        called: Called | None = vars(self).get(CALLED)
-        return () if called is None else called.arguments
+        arguments: tuple[str, ...] = vars(self).get(CALLED, ())
+        return arguments
 
     def keep_call(self, other: Pipe) -> None:
         """Show the arguments of another pipe instead of this pipe's own."""
@@ -144,8 +130,7 @@ class Pipe(Fingerprinted):
     def has_quick_length(self, *, may_plan: bool) -> bool:
         """Return whether `len(pipe)` is fast if the lengths upstream are known.
 
-        Args:
-            may_plan: Whether making a plan from data in memory and listing a small local folder count as fast.
+        With `may_plan`, making a plan from data in memory and listing a small local folder count as fast.
         """
         return True
 
@@ -178,12 +163,12 @@ class Pipe(Fingerprinted):
         return super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
-        return _shown_as("text")(self)
+        return str(_show().chain_text(self))
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return _shown_as("html")(self)
+        return str(_show().chain_html(self))
 
     def __dir__(self) -> list[str]:
         """Return the pipes that can follow, and the attributes meant for users: no hooks of kdpipes and torch."""

@@ -46,11 +46,7 @@ Made = TypeVar("Made")
 
 def hash_key(*parts: object) -> bytes:
     """Return 32 bytes that depend on the text of every part and on where one part ends and the next begins."""
-    return _hash(b"".join(map(_as_word, parts)))
-
-
-def _hash(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=32).digest()
+    return hashlib.blake2b(b"".join(map(_as_word, parts)), digest_size=32).digest()
 
 
 def _as_word(part: object) -> bytes:
@@ -189,8 +185,6 @@ class _NoKey(_StreamKeys):
 
 
 _NO_KEY = _NoKey()
-
-
 _current: ContextVar[SampleKey | _StreamKeys | None] = ContextVar("kdpipes_key", default=None)
 _planned: ContextVar[int | None] = ContextVar("kdpipes_planned", default=None)
 
@@ -283,7 +277,6 @@ def _renew_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
-
 
 _get_numpy: Callable[[], Any] = np.random.get_bit_generator  # type: ignore[attr-defined]  # NumPy's stubs lack both
 _set_numpy: Callable[[Any], None] = np.random.set_bit_generator  # type: ignore[attr-defined]
@@ -388,17 +381,9 @@ class GlobalUse:
     def call_seeded(
         self, key: bytes, function: Callable[..., Any], *args: Any, is_watched: bool, **kwargs: Any
     ) -> tuple[Any, bool]:
-        """Call a function with seeded global generators.
+        """Call a function with global generators seeded from a key. Return its result, and whether it drew.
 
-        Args:
-            key: The key that the seeds derive from.
-            function: The function.
-            args: The arguments of the function.
-            is_watched: Whether the caller needs to know if the function draws.
-            kwargs: More arguments.
-
-        Returns:
-            The result, and whether the function drew. If it is not watched, that may be False although it drew.
+        If the caller does not need to know that, `is_watched` is False, and so may be the answer.
         """
         is_watched = is_watched or (_trial.is_noting and not self.is_seen)
         with seeded_globals(key) as has_drawn:
@@ -482,13 +467,8 @@ class EpochCounter:
         self._unused_seeds += 1
 
     def share(self, ahead: torch.Tensor, *, is_new: bool) -> None:
-        """Let `move_to` in one process change the epoch number of all processes through shared memory.
-
-        Args:
-            ahead: An integer tensor in shared memory.
-            is_new: Whether to initialize it. A worker that starts late must not undo changes of others.
-        """
-        if is_new:
+        """Let `move_to` change the epoch number of all processes through `ahead`, an integer in shared memory."""
+        if is_new:  # a worker that starts late must not undo changes of others
             ahead.fill_(int(self._ahead))
         self._ahead = ahead
 

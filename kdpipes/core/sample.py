@@ -17,8 +17,6 @@ __all__ = ["UNLOADED", "Lazy", "Loaded", "Sample", "as_sample", "claim_name", "s
 
 _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
 _NOTHING: tuple[frozenset[str], str] = frozenset(), ""
-
-
 UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()
 
 
@@ -84,11 +82,7 @@ class Lazy:
         return found
 
     def before(self, is_step: Callable[[str], bool]) -> Lazy | None:
-        """Return the value before the last steps; None if it is no longer known.
-
-        Args:
-            is_step: A function of the description of a value that returns whether it is such a step.
-        """
+        """Return the value before the last steps, which `is_step` knows by description; None if it is lost."""
         value = self
         while is_step(value._what):
             if value.is_loaded or not value._inputs:
@@ -97,11 +91,9 @@ class Lazy:
         return value
 
     def wrap(self, wrapped: Callable[[Callable[..., Any], str], Callable[..., Any] | None]) -> None:
-        """Wrap the function that computes the value, and those of the values that it is computed from.
+        """Replace the functions that compute the value and its inputs by `wrapped(function, description)`.
 
-        Args:
-            wrapped: A function that takes a function and its description, and returns a new function. If it returns
-                None, the value and its inputs are left unchanged.
+        If that is None, the value and its inputs are left unchanged.
         """
         if self._value is UNLOADED and (load := wrapped(self._load, self._what)) is not None:
             self._load = load
@@ -109,11 +101,7 @@ class Lazy:
                 value.wrap(wrapped)
 
     def fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
-        """Return the value for another delivery of the sample. If it is not loaded yet, it is computed anew, once.
-
-        Args:
-            forks: The values that have already been forked for that delivery. This one is added.
-        """
+        """Return the value for another delivery, whose values so far are `forks`. Until it is loaded, it is another."""
         if self not in forks:
             if self.is_loaded:
                 forks[self] = Loaded(self._value)
@@ -221,15 +209,8 @@ class Sample(MutableMapping[str, Any]):
         return key
 
     def required_key(self, needed_by: str) -> str:
-        """Return the key.
-
-        Args:
-            needed_by: The pipe that needs the key, for the error.
-
-        Raises:
-            ChainError: The sample has no key. All samples without a key would look the same.
-        """
-        if not self.key:
+        """Return the key; raise ChainError, which names a pipe, if it is empty."""
+        if not self.key:  # all samples without a key would look the same
             raise ChainError(
                 f"`{needed_by}` identifies samples by their keys, but sample {self.index} has none. Pass a unique key, "
                 "`kdp.Sample(fields, key=..., index=...)`, in the source."
@@ -345,10 +326,9 @@ class Sample(MutableMapping[str, Any]):
         return tuple(self._fields)
 
     def arrange(self, orders: Mapping[tuple[str, ...], Sequence[tuple[str, str]]]) -> bool:
-        """Keep, rename and order fields; return False if `orders` has no entry for the names of the fields.
+        """Keep, rename and order fields by pairs of a new and an old name, which depend on the names of all fields.
 
-        Args:
-            orders: Pairs of a new and an old name, by the names of all fields.
+        Return False if `orders` has no entry for these.
         """
         fields = self._fields
         order = orders.get(tuple(fields))
@@ -358,12 +338,7 @@ class Sample(MutableMapping[str, Any]):
         return True
 
     def lack(self, names: Collection[str], place: str) -> None:
-        """Set the fields that this sample lacks but others of the source have. Reading one is an error of the data.
-
-        Args:
-            names: The names of the fields.
-            place: Where the sample is, for the error.
-        """
+        """Set the fields that this sample, in `place`, lacks but others have. Reading one is an error of the data."""
         self._origin.lacking = frozenset(names), place
 
     @property
@@ -372,11 +347,7 @@ class Sample(MutableMapping[str, Any]):
         return self._origin.lacking[0]
 
     def missing(self, names: Sequence[str]) -> Lazy | None:
-        """Return a field that raises MissingMemberError when it is read; None unless this sample lacks the field.
-
-        Args:
-            names: The possible names of the field.
-        """
+        """Return a field that raises MissingMemberError when it is read; None unless this sample lacks one of these."""
         lacking, place = self._origin.lacking
         if not any(name in lacking for name in names):
             return None
@@ -481,10 +452,9 @@ class Sample(MutableMapping[str, Any]):
         return view
 
     def fork(self, *, key: str | None = None) -> Sample:
-        """Return the sample for another delivery, with a ctx of its own. Fields that are not loaded are computed anew.
+        """Return the sample, or one with another key, for another delivery, with a ctx of its own.
 
-        Args:
-            key: The new sample's key. By default, it is that of this sample.
+        Fields that are not loaded are computed anew.
         """
         fork, origin, forks = Sample.__new__(Sample), self._origin, dict[Lazy, Lazy]()
         sample_key = current_key() or origin.sample_key
@@ -505,11 +475,6 @@ class Sample(MutableMapping[str, Any]):
     def is_recording(self) -> bool:
         """Whether there is a `record_ctx` upstream."""
         return self._origin.is_recording
-
-    @property
-    def is_raw(self) -> bool:
-        """Whether no operation that leaves a trace has been applied."""
-        return not self._origin.names and not self._origin.is_recording
 
     @property
     def claimed_names(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import masked, printable
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.pipe import Pipe, show_by
+from kdpipes.core.pipe import Pipe
 from kdpipes.core.stock import Seeded, is_of_torchdata, shards
 from kdpipes.look.rendering import class_name, counted, render
 from kdpipes.plan.class_counts import class_counts
@@ -229,6 +229,3 @@ def _row(view: NodeView, stage: str) -> dict[str, Any]:
         "length": length_text(view) if is_new or classes else "",
         "problem": masked(view.problem),
     }
-
-
-show_by(text=chain_text, html=chain_html)

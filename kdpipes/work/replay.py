@@ -117,7 +117,7 @@ def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
 
 def _redone(sample: Sample, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Sample:
     """Return a raw sample after all work pipes of a chain."""
-    if not sample.is_raw:
+    if sample.claimed_names or sample.is_recording:
         raise ChainError("`sample_or_key` must be a sample as its source makes it, but this one has been changed.")
     with using_key(sample_key):
         made = sample.fork()
