@@ -125,21 +125,17 @@ class _Read(NamedTuple):
 
 
 class _Node:
-    """An object whose hash needs the hashes of its parts.
-
-    Args:
-        value: The object. Holding it ensures that no other object gets its address.
-        read_as: The name of the closure variable or global through which it was reached.
-        place: The number of objects that were found before.
-        num_together: The number of parts of an entry if the order of entries does not matter; otherwise 0.
-        parts: The parts of the object.
-    """
+    """An object whose hash needs the hashes of its parts."""
 
     __slots__ = ("hash", "hashes", "low", "num_together", "parts", "place", "read_as", "value")
 
-    def __init__(self, value: Any, read_as: str, place: int, num_together: int, parts: Iterator[Any]) -> None:
-        self.value, self.read_as, self.parts, self.num_together = value, read_as, parts, num_together
-        self.place = self.low = place
+    def __init__(self, value: Any, read_as: str, place: int, parts: Iterator[Any]) -> None:
+        self.value = value  # held, so that no other object gets its address
+        self.read_as = read_as  # the name of the closure variable or global through which it was reached
+        self.place = self.low = place  # the number of objects that were found before
+        self.parts = parts
+        # The number of parts of an entry if the order of entries does not matter.
+        self.num_together = 2 if isinstance(value, Mapping) else 1 if isinstance(value, Set) else 0
         self.hashes: list[bytes | _Node] = []
         self.hash = b""  # empty until it is known
 
@@ -199,9 +195,7 @@ class _Hasher:
         return first.hash
 
     def _begin(self, value: Any, read_as: str) -> _Node:
-        num_together = 2 if isinstance(value, Mapping) else 1 if isinstance(value, Set) else 0
-        parts = self._parts(value, read_as)
-        node = self._nodes[id(value)] = _Node(value, read_as, len(self._nodes), num_together, parts)
+        node = self._nodes[id(value)] = _Node(value, read_as, len(self._nodes), self._parts(value, read_as))
         self._open.append(node)
         return node
 
@@ -384,9 +378,8 @@ def _tensor_parts(tensor: torch.Tensor) -> Iterator[Any]:
     yield from (str(tensor.dtype), tuple(tensor.shape))
     if tensor.layout == torch.strided:
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        yield (
-            plain.contiguous().reshape(-1).view(torch.uint8).numpy()
-        )  # as bytes, because NumPy lacks some dtypes of torch
+        # As bytes, because NumPy lacks some dtypes of torch.
+        yield plain.contiguous().reshape(-1).view(torch.uint8).numpy()
     else:
         sparse = tensor.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
         yield from (str(tensor.layout), sparse.indices(), sparse.values())

@@ -219,7 +219,10 @@ class MapPipe(Pipe, MapChain):
         return name == "y" and _KEPT_LABELS in vars(self)
 
     def _checked_column(self, name: str) -> NDArray[Any]:
-        field = self._field_of_entry(name) if "." in name else None
+        field = None
+        if "." in name and not self.has_column(name):
+            len(self)  # a source that has not been opened yet knows no fields
+            field = field_of(name, self.field_names() or ())
         with planning(0):
             column = as_column(self.read_column(name if field is None else field))
             if field is not None:
@@ -231,12 +234,6 @@ class MapPipe(Pipe, MapChain):
                 f"{len(column)}."
             )
         return column
-
-    def _field_of_entry(self, name: str) -> str | None:
-        """Return the field that `name` is an entry of, if the column is to be made from that field."""
-        len(self)  # a source that has not been opened yet knows no fields
-        known = self.field_names()
-        return None if known is None or self.has_column(name) else field_of(name, known)
 
     def read_column(self, name: str) -> NDArray[Any]:
         """Read one field of all samples. A source overrides this if it can read the field without making samples."""
@@ -314,17 +311,14 @@ def as_column(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
         values = values.numpy()
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return values
-    values = [value.item() if _is_scalar(value) else value for value in values]
+    arrays = torch.Tensor | np.ndarray
+    values = [value.item() if isinstance(value, arrays) and value.ndim == 0 else value for value in values]
     kinds = {type(value) for value in values}
     if all(issubclass(kind, str) for kind in kinds) or all(issubclass(kind, Number | np.generic) for kind in kinds):
         return np.asarray(values)
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0
 
 
 _WITHOUT_COLUMNS: dict[Any, str] = {  # hints for stock pipes that lose the columns

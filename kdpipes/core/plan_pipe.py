@@ -311,7 +311,8 @@ class PlanPipe(MapPipe):
         Each plan keeps these positions, so that a column is indexed only once, however many plans there are.
         """
         source = self.source
-        if not (isinstance(source, PlanPipe) and source.passes_columns()):
+        is_passing = isinstance(source, PlanPipe) and len(source.sources) == 1
+        if not is_passing or type(source).column is not PlanPipe.column:
             return source, self._all(0)
         root, positions = source.traced()
         if self._from_root is not None:
@@ -320,9 +321,6 @@ class PlanPipe(MapPipe):
         if isinstance(self.chosen(), np.ndarray):  # a computed plan takes no memory, and is composed anew each time
             self._from_root = Shared(composed)
         return root, composed
-
-    def passes_columns(self) -> bool:
-        return len(self.sources) == 1 and type(self).column is PlanPipe.column
 
     def class_names(self) -> tuple[str, ...] | None:
         return self._names if len(self.sources) > 1 else self.source.class_names()

@@ -94,8 +94,7 @@ def in_one_torch_thread(function: Callable[Arguments, Result]) -> Callable[Argum
 class Forgetful(Protocol):
     """An object with threads, locks or counts that belong to one process."""
 
-    def forget(self) -> None:
-        """Start again without them."""
+    def forget(self) -> None: ...
 
 
 _alive: weakref.WeakSet[Forgetful] = weakref.WeakSet()
@@ -114,18 +113,14 @@ def _forget() -> None:
 _held: list[Any] = []
 
 
-def _instances(kind: Any) -> Iterator[Any]:
-    yield from list(getattr(kind, "_cache", {}).values())
-    for special in kind.__subclasses__():
-        yield from _instances(special)
-
-
-def _hold() -> None:
+def _hold(kind: Any = AbstractFileSystem) -> None:
     """Keep references to fsspec's file systems, so that they are not closed in a forked process, which drops them.
 
     Closing one there would remove its sockets from the event loop of the parent, which would then wait forever.
     """
-    _held.extend(_instances(AbstractFileSystem))
+    _held.extend(getattr(kind, "_cache", {}).values())
+    for special in kind.__subclasses__():
+        _hold(special)
 
 
 if hasattr(os, "register_at_fork"):

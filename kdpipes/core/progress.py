@@ -28,14 +28,7 @@ _Bar.set_lock(threading.RLock())  # tqdm's default lock would fix the start meth
 
 
 def shown_if_slow(items: Iterable[Item], total: int | None, what: str, unit: str = "samples") -> Iterator[Item]:
-    """Yield `items`, with a progress bar after `DELAY_S` seconds. Workers and ranks other than 0 show no bar.
-
-    Args:
-        items: The items.
-        total: The number of items; None if it is unknown.
-        what: The text before the bar, such as "reading 'y'".
-        unit: The unit of an item.
-    """
+    """Yield `items`, with a progress bar after `DELAY_S` seconds. Workers and ranks other than 0 show no bar."""
     if _is_aside():
         return iter(items)
     return iter(_Bar(items, masked(what), total, leave=False, unit=f" {unit}", delay=DELAY_S))
@@ -46,10 +39,6 @@ def bytes_if_slow(total: int, what: str) -> Iterator[Callable[[int], object]]:
     """Yield a function that any thread calls with the number of bytes it has processed, to advance a progress bar.
 
     The bar appears under the same conditions as that of `shown_if_slow`.
-
-    Args:
-        total: The number of bytes.
-        what: The text before the bar, such as "copying 's3://birds'".
     """
     if _is_aside():
         yield lambda num_bytes: None

@@ -145,9 +145,7 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def argument_check(shown: str, function: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
     """Return a function that raises TypeError if `function` does not take a first argument, `args` and `kwargs`.
 
-    Args:
-        shown: How the function is called, without arguments, for errors: ".deal", "kdp.open_shards".
-        function: The function or class.
+    Errors show the call as `shown`: ".deal", "kdp.open_shards".
     """
     signature = inspect.signature(function)
     parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()][1:]

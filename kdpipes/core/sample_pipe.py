@@ -82,13 +82,7 @@ def _is_ours(kind: type) -> bool:
 
 
 class SampleMapperMapDataPipe(SampleMapper, MapPipe):
-    """Applies an operation to each sample of an indexed source, when the sample is read.
-
-    Args:
-        source_datapipe: A pipe of samples.
-        operation: A function that changes each sample and returns it.
-        name: The functional name, for errors.
-    """
+    """Applies an operation to each sample of an indexed source, when the sample is read."""
 
     for_users: ClassVar[tuple[str, ...]] = ()
 
@@ -155,13 +149,7 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
 
 
 class SampleMapperIterDataPipe(SampleMapper, IterPipe):
-    """Applies an operation to each sample of a stream while it passes.
-
-    Args:
-        source_datapipe: A pipe of samples.
-        operation: A function that changes each sample and returns it.
-        name: The functional name, for errors.
-    """
+    """Applies an operation to each sample of a stream while it passes."""
 
     for_users: ClassVar[tuple[str, ...]] = ()
 
@@ -208,14 +196,9 @@ class _Declaring(Protocol):
 
 
 class UsersOperation(Operation):
-    """A user's function of (sample, ...), or an object that is called with the sample.
+    """A user's function of (sample, *args, **kwargs), or an object that is called with the sample.
 
-    Args:
-        name: The functional name.
-        called: The function or object.
-        args: More arguments of the function.
-        kwargs: More arguments of the function, by name.
-        declared: What the function does; None if `called` declares it.
+    What it does is `declared`; with None, the object declares it.
     """
 
     def __init__(

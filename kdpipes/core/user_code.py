@@ -52,23 +52,19 @@ _WRAPPERS = (
 
 def is_users(kind: type) -> bool:
     """Return whether a class was written by a user, so that its code may change while its name stays."""
-    module: Any = kind.__module__  # as below
+    module: Any = kind.__module__  # Python 3.10 has a descriptor here for some built-in classes
     return isinstance(module, str) and is_users_module(module)
 
 
 def is_kdpipes(kind: type) -> bool:
     """Return whether a class is defined in kdpipes."""
-    module: Any = kind.__module__  # Python 3.10 has a descriptor here for some built-in classes
-    return isinstance(module, str) and _is_kdpipes_module(module)
-
-
-def _is_kdpipes_module(name: str) -> bool:
-    return name.split(".")[0] == "kdpipes"
+    module: Any = kind.__module__
+    return isinstance(module, str) and module.split(".")[0] == "kdpipes"
 
 
 def is_users_module(name: str) -> bool:
     """Return whether a module belongs to a user: it is not part of Python, kdpipes or an installed package."""
-    if name.split(".")[0] == "builtins" or _is_kdpipes_module(name):
+    if name.split(".")[0] in ("builtins", "kdpipes"):
         return False
     if name == "__main__":  # including notebooks and programs run by a library's launcher
         return True
@@ -177,16 +173,10 @@ def _resolved(namespace: dict[str, Any], path: tuple[str, ...]) -> tuple[int, An
 
 
 class Change(NamedTuple):
-    """A value that reading a sample has changed.
+    """A value that reading a sample has changed."""
 
-    Args:
-        before: The value before the change; `MISSING` if there was none.
-        first: The first known value: `before`, or a copy of it, because collections may be changed in place.
-        last: The value after the change.
-    """
-
-    before: Any
-    first: Any
+    before: Any  # `MISSING` if there was none
+    first: Any  # the first known value: `before`, or a copy of it, because collections may be changed in place
     last: Any
 
     def known_by(self, value: Any) -> Any:
