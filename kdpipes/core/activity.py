@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Record", "current", "read_record", "start_record"]
+__all__ = ["Record", "current", "read_record"]
 
 _SIZE = mmap.PAGESIZE
 _WHAT = _SIZE // 2  # the offset of the second text
@@ -59,19 +59,14 @@ class Record:
     def leave(self, now: tuple[Any, str]) -> None:
         """Record the activity that continues now."""
         sample, what = now
-        if sample is not None and sample is not self._now[0]:
-            self._name(sample)
+        if sample is not None and sample is not self._now[0] and (key := sample.key) is not self._key:
+            self._key = key
+            self._memory[_WHAT : _WHAT + _LENGTH] = _NOTHING[1]  # the old activity does not belong to the new sample
+            name = _encoded(key)
+            self._memory[: len(name)] = name
         place, text = self._texts.get(what) or self._encode(what)
         self._memory[place] = text
         self._now = now
-
-    def _name(self, sample: Any) -> None:
-        key = sample.key
-        if key is not self._key:
-            self._memory[_WHAT : _WHAT + _LENGTH] = _NOTHING[1]  # the old activity does not belong to the new sample
-            text = _encoded(key)
-            self._memory[: len(text)] = text
-            self._key = key
 
     def _encode(self, what: str) -> tuple[slice, bytes]:
         text = _encoded(what)
@@ -86,12 +81,6 @@ def _encoded(text: str) -> bytes:
 
 
 current: Record | None = None  # the record of this process; None if no other process reads it
-
-
-def start_record(file: int) -> None:
-    """Start recording what this process does."""
-    global current
-    current = Record(file)
 
 
 def read_record(file: int) -> tuple[str, str]:

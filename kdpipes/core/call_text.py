@@ -96,7 +96,13 @@ def _collection(value: Any, depth: int) -> str:
         return f"{opening}…{closing}"
     entries, length = list[str](), 0
     for entry in islice(value.items() if isinstance(value, Mapping) else value, _ENTRIES):
-        shown = _entry(entry, depth) if isinstance(value, Mapping) else shown_value(entry, depth + 1)
+        if isinstance(value, Mapping):
+            name, held = entry
+            text = str(name, "latin-1") if isinstance(name, bytes) else name
+            is_secret = isinstance(text, str) and _is_secret(text, held)
+            shown = f"{shown_value(name, depth + 1)}: {HIDDEN if is_secret else shown_value(held, depth + 1)}"
+        else:
+            shown = shown_value(entry, depth + 1)
         if entries and length + len(shown) > _LONGEST:
             break
         entries.append(shown)
@@ -105,14 +111,6 @@ def _collection(value: Any, depth: int) -> str:
         entries.append(f"… {len(value):,} in all")
     comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
     return f"{opening}{', '.join(entries)}{comma}{closing}"
-
-
-def _entry(entry: tuple[Any, Any], depth: int) -> str:
-    name, value = entry
-    is_secret = isinstance(name, str | bytes) and _is_secret(
-        str(name, "latin-1") if isinstance(name, bytes) else name, value
-    )
-    return f"{shown_value(name, depth + 1)}: {HIDDEN if is_secret else shown_value(value, depth + 1)}"
 
 
 def arguments_of(value: Any) -> Iterator[str]:

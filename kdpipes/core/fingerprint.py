@@ -336,8 +336,8 @@ class _Hasher:
         if attributes or (self._follows_globals and is_plain and is_users(kind)):
             return attributes
         reduced = _reduced(value)
-        is_input = not isinstance(value, _LOCKS) and not (isinstance(value, io.IOBase) and not _is_readable(value))
-        if reduced is None and read_as and is_input:
+        is_output = isinstance(value, io.IOBase) and (value.closed or not value.readable())
+        if reduced is None and read_as and not is_output and not isinstance(value, _LOCKS):
             self.unhashed.append(f"{read_as} ({kind.__name__})")
         return reduced
 
@@ -390,13 +390,6 @@ def _content_of(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # a recursive function that is still being defined
         return None
-
-
-def _is_readable(file: io.IOBase) -> bool:
-    try:
-        return file.readable()
-    except ValueError:  # the file is closed
-        return False
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

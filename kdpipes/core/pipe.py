@@ -32,29 +32,24 @@ class UnknownPipeError(AttributeError):
     """A pipe has no such method. The hint is looked up only when the message is read."""
 
     def __str__(self) -> str:
+        from kdpipes.core.chain import Chain  # imported here because that module imports this one
+
         owner, name, names = self.args
-        hint = _upstream_with(name, self) or _other_flavour(name)
-        hint = hint or (f" It is a function: `kdp.{name}(chain, ...)`." if name in _FUNCTIONS else closest(name, names))
+        pipe: Any = self.obj  # the object without the attribute
+        upstream = Chain.of(pipe).pipes[1:] if isinstance(pipe, Pipe) else []
+        known = next((pipe_name(one) for one in upstream if isinstance(one, Pipe) and name in dir(type(one))), None)
+        if known is not None:
+            hint = f" `{known}` upstream has it: keep that pipe in a variable, and use the variable."
+        elif name in MapDataPipe.functions:  # which this flavour lacks
+            hint = f" `.{name}()` is a pipe of indexed sources; this is a stream."
+        elif name == "filter":
+            hint = " To choose samples, use `.filter_samples(columns=..., keep=...)` or `.filter_classes(...)`."
+        elif name in IterDataPipe.functions:
+            hint = f" `.{name}()` is a pipe of streams: put it after `.deal()`."
+        else:
+            is_function = name in _FUNCTIONS
+            hint = f" It is a function: `kdp.{name}(chain, ...)`." if is_function else closest(name, names)
         return f"`{owner}` has no pipe or attribute {name!r}.{hint}"
-
-
-def _other_flavour(name: str) -> str:
-    """Return a hint if `name` is a pipe of the other flavour. (The pipe was not found, so this flavour lacks it.)"""
-    if name in MapDataPipe.functions:
-        return f" `.{name}()` is a pipe of indexed sources; this is a stream."
-    if name == "filter":
-        return " To choose samples, use `.filter_samples(columns=..., keep=...)` or `.filter_classes(...)`."
-    return f" `.{name}()` is a pipe of streams: put it after `.deal()`." if name in IterDataPipe.functions else ""
-
-
-def _upstream_with(name: str, error: AttributeError) -> str:
-    """Return a hint if a pipe upstream has a method of that name; otherwise an empty string."""
-    from kdpipes.core.chain import Chain  # imported here because that module imports this one
-
-    pipe: Any = error.obj  # the object without the attribute
-    upstream = Chain.of(pipe).pipes[1:] if isinstance(pipe, Pipe) else []
-    known = next((pipe_name(one) for one in upstream if isinstance(one, Pipe) and name in dir(type(one))), None)
-    return "" if known is None else f" `{known}` upstream has it: keep that pipe in a variable, and use the variable."
 
 
 def _show() -> Any:

@@ -308,7 +308,14 @@ def sample_pipe(
 
     def decorate(definition: Definition) -> Definition:
         if isinstance(definition, type):
-            _check_class(definition, is_declared=is_declared)
+            replaced = next((method for method in ("column_name", "field_names") if method in dir(definition)), None)
+            what = "`changes` and `reads` are for functions" if is_declared else ""
+            what = f"`{replaced}` is not called any more" if replaced is not None else what
+            if what:
+                raise TypeError(
+                    f"{what}: the class {definition.__name__} must declare which fields it changes and reads as its "
+                    'attribute `traits`, like `traits = kdp.Traits(changes={"x"}, reads={"x", "y"})`.'
+                )
 
         def make(*args: Any, **kwargs: Any) -> Operation:
             if isinstance(definition, type):
@@ -323,17 +330,6 @@ def sample_pipe(
 
 def _named_in(names: str | Set[str] | None) -> frozenset[str] | None:
     return None if names is None else frozenset(names.split() if isinstance(names, str) else names)
-
-
-def _check_class(definition: type, *, is_declared: bool) -> None:
-    """Raise TypeError if a class declares its fields in a way that has no effect."""
-    replaced = next((name for name in ("column_name", "field_names") if name in dir(definition)), None)
-    if is_declared or replaced is not None:
-        what = "`changes` and `reads` are for functions" if replaced is None else f"`{replaced}` is not called any more"
-        raise TypeError(
-            f"{what}: the class {definition.__name__} must declare which fields it changes and reads as its attribute "
-            '`traits`, like `traits = kdp.Traits(changes={"x"}, reads={"x", "y"})`.'
-        )
 
 
 def work_pipe(name: str) -> Callable[[Definition], Definition]:

@@ -82,13 +82,13 @@ def load_torchdata(module: str = _PIPES) -> Any:
             if delays:
                 del sys.modules["datasets"]
         if delays:
-            reader.datasets = types.SimpleNamespace(load_dataset=_load_dataset)
+
+            def load_dataset(*args: Any, **kwargs: Any) -> Any:
+                return importlib.import_module("datasets").load_dataset(*args, **kwargs)
+
+            reader.datasets = types.SimpleNamespace(load_dataset=load_dataset)
         _loaded[module] = importlib.import_module(module)
         return _loaded[module]
-
-
-def _load_dataset(*args: Any, **kwargs: Any) -> Any:
-    return importlib.import_module("datasets").load_dataset(*args, **kwargs)
 
 
 def is_of_torchdata(pipe: Any, *names: str) -> bool:

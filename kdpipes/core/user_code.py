@@ -160,7 +160,9 @@ def _resolved(namespace: dict[str, Any], path: tuple[str, ...]) -> tuple[int, An
 
     Attributes are followed only if looking them up runs no code: in users' modules, and in the `__dict__` of objects.
     """
-    value = first_global(namespace, path[0])
+    value = namespace[path[0]]
+    changed = _changed_globals.get((namespace.get("__name__") or "", path[0]))
+    value = value if changed is None else changed.known_by(value)
     for length, name in enumerate(path[1:], 1):
         held = vars(value) if hasattr(value, "__dict__") and not isinstance(value, type) else {}
         kind: Any = type(value)
@@ -208,12 +210,6 @@ def note_changed_global(namespace: dict[str, Any], name: str, change: Change) ->
     """Make caches identify a function by the value of a global before a call changed it."""
     key = namespace.get("__name__") or "", name
     _changed_globals[key] = change.after(_changed_globals.get(key))
-
-
-def first_global(namespace: dict[str, Any], name: str) -> Any:
-    """Return the value of a global, or its first value if calls have changed it."""
-    changed = _changed_globals.get((namespace.get("__name__") or "", name))
-    return namespace[name] if changed is None else changed.known_by(namespace[name])
 
 
 def with_first_values(holder: Any, attributes: dict[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def _work(payload: Payload, sender: Sender, options: Options) -> None:
         file = SharedFile.create(options.folder)  # in which this process notes which sample it is at
         os.ftruncate(file.number, mmap.PAGESIZE)
         sender.channel.send(Message(Kind.RECORD), file)
-        activity.start_record(file.number)
+        activity.current = activity.Record(file.number)
         chain = payload.open()
         if isinstance(chain, OneToOne):  # the last pipe, so nothing keeps its batches
             chain.make_batches_in(sender.buffers.empty)
