@@ -12,29 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "UNLABELLED",
-    "Joined",
-    "Pairs",
-    "Permutation",
-    "Rounds",
-    "Stretch",
-    "by_label",
-    "class_counts",
-    "draw_weighted",
-    "hash_values",
-    "interleave",
-    "interleave_exactly",
-    "keep_classes",
-    "number_classes",
-    "oversample_exact",
-    "oversample_multiply",
-    "share_exactly",
-    "smallest_int",
-    "take_per_class",
-    "take_stratum",
-]
-
 _CHUNK = 1 << 16
 _FNV_PRIME = np.uint64(0x100000001B3)  # of the 64-bit FNV-1a hash
 UNLABELLED = -1  # the label of samples without a class

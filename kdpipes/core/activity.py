@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Record", "current", "read_record"]
-
 _SIZE = mmap.PAGESIZE
 _WHAT = _SIZE // 2  # the offset of the second text
 _LENGTH = 2  # bytes of the length field before a text

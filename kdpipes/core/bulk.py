@@ -19,8 +19,6 @@ from kdpipes.core import activity
 from kdpipes.core.randomness import KeyNeededError, SampleKey, using_key, without_key
 from kdpipes.core.sample import Sample, claim_name
 
-__all__ = ["Bulk", "BulkReader", "BulkSource", "made_of_each", "read_samples", "read_with_keys"]
-
 _LEAST = 8  # samples in a batch; in smaller ones, little is gained
 _FEW = 16  # samples that are read at once, unless they are cheap; all of their undecoded values are in memory
 _CHEAP_S = 100e-6  # a sample; of cheaper ones, many are read at once

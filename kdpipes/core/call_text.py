@@ -18,8 +18,6 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.errors import HIDDEN, masked
 
-__all__ = ["CALLED", "arguments_of", "masked", "note_call", "shown_value"]
-
 CALLED = "_kdpipes_called"  # an attribute of all pipes that is not part of their fingerprint
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
 _LONGEST = 72

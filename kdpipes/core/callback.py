@@ -14,8 +14,6 @@ from kdpipes.core.errors import check_callable
 from kdpipes.core.randomness import GlobalUse, SampleKey, seeded_globals
 from kdpipes.core.sample import Sample
 
-__all__ = ["Callback", "call_seeded", "call_with_key", "is_seeded", "snake_case"]
-
 
 class Callback:
     """A user's callable, pickled by cloudpickle, so that lambdas, closures and classes of a notebook can be sent.

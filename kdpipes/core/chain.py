@@ -21,8 +21,6 @@ from kdpipes.core.registry import Named, pipe_name, short_name
 from kdpipes.core.stock import is_one_to_one, is_replicable, keeps_items_apart, stock_traits
 from kdpipes.core.traits import UNDECLARED, Traits
 
-__all__ = ["AnyPipe", "Chain", "Node", "upstream_of"]
-
 AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
 PipeType = TypeVar("PipeType")
 

@@ -7,8 +7,6 @@ from typing import Any
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.sample import Lazy, Sample
 
-__all__ = ["entry_of", "field_of", "lazy_entry", "value_of"]
-
 
 def field_of(name: str, fields: Any) -> str | None:
     """Return the field that `name` is an entry of; None if it is a field itself, or no entry of any field.

@@ -15,8 +15,6 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from numbers import Real
 from typing import Any, NoReturn
 
-__all__ = ["ChainError", "DataError", "FieldError", "KdpipesError", "WorkerError"]
-
 _MEMBERS = {  # common names of these fields in tars, KappaData and Hugging Face datasets
     "x": ("jpg", "jpeg", "png", "webp", "wav", "txt", "npy"),
     "y": ("cls", "class", "label", "labels", "target"),

@@ -49,16 +49,6 @@ from kdpipes.core.user_code import (
 )
 from kdpipes.storage.shared import PackedStrings, Shared
 
-__all__ = [
-    "Fingerprinted",
-    "attributes_of",
-    "digest",
-    "digest_values",
-    "fingerprint",
-    "hash_value",
-    "settled_attributes",
-]
-
 _MANY = 1000  # states depend on the length of a longer sequence and on this many of its entries
 _SIZE = 20  # bytes of a hash
 _MOST_ROUNDS = 16  # for telling apart the objects of a cycle

@@ -34,16 +34,6 @@ if TYPE_CHECKING:
 else:
     IterChain = IterDataPipe
 
-__all__ = [
-    "IterPipe",
-    "Streaming",
-    "keeps_failures",
-    "samples_of",
-    "seed_streams",
-    "with_failures",
-    "with_lost_shards",
-]
-
 Item = TypeVar("Item")
 Stream = TypeVar("Stream", bound="IterPipe")
 _STANDING = (

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 else:
     MapChain = MapDataPipe
 
-__all__ = ["BatchShares", "MapPipe", "as_column", "indexed", "is_key"]
-
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
 _BULK = 512  # samples of a column that a remote source is asked for at a time

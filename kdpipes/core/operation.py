@@ -13,8 +13,6 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.sample import Sample
 from kdpipes.core.traits import UNDECLARED, Traits
 
-__all__ = ["ErrorHandler", "Operation"]
-
 
 class Operation(Fingerprinted):
     """The operation of a work pipe: a callable that changes a sample and returns it.

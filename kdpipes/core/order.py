@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WINDOW", "Order", "in_windows", "ranges"]
-
 WINDOW = 1 << 16  # positions; an epoch of 10^7 samples then takes half a megabyte at a time, and few calls
 
 Positions = NDArray[Any]

@@ -10,8 +10,6 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["Pickler", "dumps"]
-
 _reduce_plain = cloudpickle.Pickler.dispatch_table[CodeType]
 
 

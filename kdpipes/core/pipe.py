@@ -18,8 +18,6 @@ from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import with_first_values
 
-__all__ = ["Pipe", "a_datapipe", "class_names_of", "fields_of", "form_of", "gives_samples"]
-
 _NOT_ARGUMENTS = (CALLED, "traits")
 _FUNCTIONS = (  # of kdpipes, that take a chain
     *("Loader", "class_counts", "doctor", "draw", "plot_classes", "profile", "replay", "show_batch", "split"),

@@ -26,8 +26,6 @@ from kdpipes.core.traits import Traits
 from kdpipes.selection import Joined, Pairs
 from kdpipes.storage.shared import Shared
 
-__all__ = ["PlanPipe", "StreamPlanPipe", "join_shards", "shared_class_names", "warn_of_fixed"]
-
 
 class PlanPipe(MapPipe):
     """A choice of samples from one or several indexed sources. The samples pass unchanged.

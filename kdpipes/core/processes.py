@@ -14,15 +14,6 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import torch
 from fsspec import AbstractFileSystem
 
-__all__ = [
-    "Forgetful",
-    "forget_after_fork",
-    "ignore_interrupts",
-    "in_one_torch_thread",
-    "interrupts_blocked",
-    "uninterrupted",
-]
-
 _CAN_BLOCK = hasattr(signal, "pthread_sigmask")
 
 

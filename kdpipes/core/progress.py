@@ -14,8 +14,6 @@ from tqdm import tqdm
 
 from kdpipes.core.errors import masked
 
-__all__ = ["bytes_if_slow", "shown_if_slow"]
-
 Item = TypeVar("Item")
 DELAY_S = 2.0  # no bar before
 

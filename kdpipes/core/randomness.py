@@ -20,27 +20,6 @@ import torch
 from numpy.random.bit_generator import ISpawnableSeedSequence
 from numpy.typing import NDArray
 
-__all__ = [
-    "EpochCounter",
-    "GlobalUse",
-    "KeyNeededError",
-    "SampleKey",
-    "borrowed_generator",
-    "current_epoch",
-    "current_key",
-    "generator",
-    "hash_key",
-    "is_replaying",
-    "items_with",
-    "plan_epoch",
-    "planning",
-    "seeded_globals",
-    "try_unseeded",
-    "using_key",
-    "with_stream_keys",
-    "without_key",
-]
-
 Made = TypeVar("Made")
 
 

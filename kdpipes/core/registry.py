@@ -12,24 +12,6 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.errors import ChainError, check_choice, closest, must_be
 
-__all__ = [
-    "Flavour",
-    "Named",
-    "argument_check",
-    "called_as",
-    "called_directly",
-    "functional_pipe",
-    "note_methods",
-    "note_name",
-    "pipe_name",
-    "register",
-    "registered",
-    "reject_flavour",
-    "reject_taken",
-    "short_name",
-    "shown_name",
-]
-
 Flavour = Literal["map", "iter"]
 _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
 _INDEXED_ONLY = " It needs an indexed source, like `kdp.open_shards`; this is a stream."

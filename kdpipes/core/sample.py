@@ -13,8 +13,6 @@ from kdpipes.core import activity
 from kdpipes.core.errors import ChainError, MissingMemberError, add_note, reject_field
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 
-__all__ = ["UNLOADED", "Lazy", "Loaded", "Sample", "as_sample", "claim_name", "sample_name"]
-
 _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
 _NOTHING: tuple[frozenset[str], str] = frozenset(), ""
 UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()

@@ -24,8 +24,6 @@ from kdpipes.core.registry import Named, pipe_name, register, reject_taken
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.traits import UNDECLARED, Traits
 
-__all__ = ["SampleMapperIterDataPipe", "SampleMapperMapDataPipe", "register_operation", "sample_pipe", "work_pipe"]
-
 _FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes passes
 
 

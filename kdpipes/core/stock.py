@@ -19,21 +19,6 @@ from torch.utils.data.datapipes.map import Mapper as IndexedMapper
 
 from kdpipes.core.traits import Traits
 
-__all__ = [
-    "NAMES_OF_TORCHDATA",
-    "Seeded",
-    "Sharded",
-    "has_own_seed",
-    "is_of_torchdata",
-    "is_one_to_one",
-    "is_replicable",
-    "keeps_items_apart",
-    "load_torchdata",
-    "passes_on",
-    "shards",
-    "stock_traits",
-]
-
 _PIPES = "torchdata.datapipes.iter"
 # The functional names of torchdata's pipes; those of the last release will not change.
 # fmt: off

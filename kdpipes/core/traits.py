@@ -8,8 +8,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from kdpipes.core.errors import check_choice, must_be
 
-__all__ = ["UNDECLARED", "Gives", "ItemForm", "Role", "Traits"]
-
 Role = Literal["source", "plan", "order", "work", "cache", "deal", "batch", "device"]
 Gives = Literal["samples", "items", "batches"]
 _PASSING = ("plan", "order", "cache")  # the roles of pipes that pass samples unchanged

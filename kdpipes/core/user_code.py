@@ -19,23 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-__all__ = [
-    "MISSING",
-    "PLAIN",
-    "VALUES",
-    "Change",
-    "global_values",
-    "globals_read",
-    "is_kdpipes",
-    "is_users",
-    "is_users_module",
-    "library_of",
-    "note_changed_attribute",
-    "note_changed_global",
-    "own_members",
-    "with_first_values",
-]
-
 MISSING: Any = object()  # the first value of an attribute that did not exist at first
 PLAIN = (bytes, str, bool, int, float, complex, np.generic)
 VALUES = (*PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
