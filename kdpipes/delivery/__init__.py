@@ -6,21 +6,7 @@ which samples form a batch, `layout` and `lanes` which rank and worker makes it.
 are sent. To begin with, read `deal`.
 """
 
-from typing import TYPE_CHECKING
-
-from kdpipes.core.on_use import exports
-
-if TYPE_CHECKING:
-    from kdpipes.delivery.batch_memory import empty_batch
-    from kdpipes.delivery.collate_samples import collate, split_ctx
+from kdpipes.delivery.batch_memory import empty_batch
+from kdpipes.delivery.collate_samples import collate, split_ctx
 
 __all__ = ["collate", "empty_batch", "split_ctx"]
-
-__getattr__ = exports(
-    __name__,
-    {
-        "collate": "kdpipes.delivery.collate_samples",
-        "empty_batch": "kdpipes.delivery.batch_memory",
-        "split_ctx": "kdpipes.delivery.collate_samples",
-    },
-)

@@ -6,21 +6,7 @@ libraries, and those of several fields. `on_error` decides about samples that ca
 `fields`.
 """
 
-from typing import TYPE_CHECKING
-
-from kdpipes.core.on_use import exports
-
-if TYPE_CHECKING:
-    from kdpipes.work.decode import DecodedImage, EncodedImage
-    from kdpipes.work.transform import RecordedTransform
+from kdpipes.work.decode import DecodedImage, EncodedImage
+from kdpipes.work.transform import RecordedTransform
 
 __all__ = ["DecodedImage", "EncodedImage", "RecordedTransform"]
-
-__getattr__ = exports(
-    __name__,
-    {
-        "DecodedImage": "kdpipes.work.decode",
-        "EncodedImage": "kdpipes.work.decode",
-        "RecordedTransform": "kdpipes.work.transform",
-    },
-)
