@@ -444,4 +444,9 @@ def _pipe_parts(pipe: Any, follows_globals: bool) -> Iterator[Any]:
     if isinstance(pipe, Fingerprinted):
         yield pipe.value_fingerprint() if follows_globals else pipe.fingerprint()
     elif not isinstance(pipe, ShardingFilter):  # its attributes depend on the rank
-        yield {name: value for name, value in vars(pipe).items() if not name.startswith("_")}
+        yield stock_fingerprint(pipe)
+
+
+def stock_fingerprint(pipe: Any) -> dict[str, Any]:
+    """Return the data that identify a pipe of torch, and those that kdpipes puts in place of it, so that states fit."""
+    return {name: value for name, value in vars(pipe).items() if not name.startswith("_")}

@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
 from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_count
+from kdpipes.core.fingerprint import stock_fingerprint
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import (
     EpochCounter,
@@ -106,17 +107,14 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
         applied = SimpleNamespace(input_col=self.input_col, output_col=self.output_col)
         for number, data in enumerate(self.datapipe):
             sample_key = key_of(number)
-            applied.fn = (
-                self.fn
-                if sample_key is None
-                else functools.partial(call_with_key, self._called, sample_key, self._place)
-            )
+            applied.fn = self.fn
+            if sample_key is not None:
+                applied.fn = functools.partial(call_with_key, self._called, sample_key, self._place)
             # `_apply_fn` reads these three attributes only.
             yield type(self)._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]
 
     def fingerprint(self) -> Any:
-        """Return the same data as for torch's own class, so that states fit both."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return stock_fingerprint(self)
 
     def _numbering(self) -> Callable[[int], SampleKey | None]:
         """Return a function that gives the n-th item of an epoch its own `SampleKey`."""

@@ -21,6 +21,7 @@ from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, upstream_of
 from kdpipes.core.entries import entry_of, field_of, value_of
 from kdpipes.core.errors import ChainError, check_count, must_be
+from kdpipes.core.fingerprint import stock_fingerprint
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, gives_samples
 from kdpipes.core.progress import shown_if_slow
@@ -269,8 +270,7 @@ class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]
         return MapperMapDataPipe(self, fn)
 
     def fingerprint(self) -> Any:
-        """Return the same data as for torch's own class, so that states fit both."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return stock_fingerprint(self)
 
     def __getitem__(self, index: Any) -> Any:
         sample_key = current_key() or SampleKey(0, self._epoch(), range(len(self))[index])
