@@ -250,7 +250,9 @@ def _part_of(pipe: Any) -> tuple[int, int]:
     return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
 
 
-def seed_streams(nodes: Iterable[Node], seed: int, epoch: int, *, round: int = 0, keeps_own_seeds: bool = False) -> None:
+def seed_streams(
+    nodes: Iterable[Node], seed: int, epoch: int, *, round: int = 0, keeps_own_seeds: bool = False
+) -> None:
     """Seed streams, and all other random pipes in a chain, for an epoch.
 
     Otherwise, stock pipes such as `shuffle` would draw other random numbers in each worker, and samples would be lost
