@@ -153,8 +153,6 @@ class IterPipe(Streaming[Any], IterChain):
     Without `deal`, sample n of iteration k has ordinal n in epoch k.
     """
 
-    for_users: ClassVar[tuple[str, ...]] = ()
-
     computed = _STANDING
 
     def __new__(cls: type[Stream], *args: Any, **kwargs: Any) -> Stream:

@@ -16,7 +16,7 @@ from kdpipes.core.operation import Operation
 from kdpipes.core.registry import argument_check, pipe_name
 from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
-from kdpipes.core.user_code import with_first_values
+from kdpipes.core.user_code import is_kdpipes, with_first_values
 
 _NOT_ARGUMENTS = (CALLED, "traits")
 _FUNCTIONS = (  # of kdpipes, that take a chain
@@ -74,7 +74,7 @@ class Pipe(Fingerprinted):
     __signature__: ClassVar[inspect.Signature]
     computed: ClassVar[tuple[str, ...]] = ()  # attributes that are not arguments, and so not part of the fingerprint
     set_by_init: ClassVar[tuple[str, ...]] = ()  # attributes that exist only if `super().__init__(...)` was called
-    # A class that sets `for_users` hides its other attributes from `dir`, and so from completion in notebooks.
+    # Other attributes of kdpipes' classes are hidden from `dir`, and so from completion in notebooks.
     for_users: ClassVar[tuple[str, ...]] = ("class_names", "field_names")
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
@@ -169,7 +169,7 @@ class Pipe(Fingerprinted):
         internal: set[str] = set()
         shown: set[str] = set()
         for owner in type(self).__mro__:
-            if "for_users" in vars(owner) or not issubclass(owner, Pipe):
+            if is_kdpipes(owner) or not issubclass(owner, Pipe):
                 internal.update(name for name in vars(owner) if not name.startswith("_"))
                 shown.update(vars(owner).get("for_users", ()))
         return sorted(({*object.__dir__(self), *self.functions} - internal | shown | {*self.functions}) - rejected)

@@ -52,9 +52,7 @@ class PlanPipe(MapPipe):
         array(['a', 'c'], dtype='<U1')
     """
 
-    for_users: ClassVar[tuple[str, ...]] = ()
-
-    traits = Traits(role="plan", reads=frozenset(), changes=frozenset(), holds_back=False)
+    traits = Traits(role="plan", holds_back=False)
     computed: ClassVar[tuple[str, ...]] = (
         *(*MapPipe.computed, "sources", "redraws", "_names", "_planned", "_recent", "_is_fixed", "_from_root"),
     )
@@ -386,9 +384,7 @@ def join_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
 class StreamPlanPipe(IterPipe):
     """A choice of the samples of a stream, made while they pass."""
 
-    for_users: ClassVar[tuple[str, ...]] = ()
-
-    traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
+    traits = Traits(role="plan")
     set_by_init = ("source",)
 
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -82,8 +82,6 @@ def _is_ours(kind: type) -> bool:
 class SampleMapperMapDataPipe(SampleMapper, MapPipe):
     """Applies an operation to each sample of an indexed source, when the sample is read."""
 
-    for_users: ClassVar[tuple[str, ...]] = ()
-
     def __init__(self, source_datapipe: MapDataPipe[Any], operation: Operation, name: str) -> None:
         self._configure(source_datapipe, operation, name)
 
@@ -148,8 +146,6 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
 
 class SampleMapperIterDataPipe(SampleMapper, IterPipe):
     """Applies an operation to each sample of a stream while it passes."""
-
-    for_users: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, source_datapipe: IterDataPipe[Any], operation: Operation, name: str) -> None:
         super().__init__()

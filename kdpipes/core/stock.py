@@ -140,7 +140,7 @@ def stock_traits(pipe: Any, *, is_source: bool) -> Traits:
     if is_source:
         return Traits(role="source")
     if isinstance(pipe, Shuffler) or is_of_torchdata(pipe, "Prefetcher") or shards(pipe):
-        return Traits(role="order", reads=frozenset(), changes=frozenset())
+        return Traits(role="order")
     is_apart = keeps_items_apart(pipe)
     fits_parts = is_apart or is_of_torchdata(pipe, "Cycler", "Repeater", "SampleMultiplexer")
     return Traits(holds_back=not is_apart, counts_whole=not fits_parts, is_eager=True)

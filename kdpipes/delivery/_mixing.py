@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ Params = dict[str, torch.Tensor]
 
 class SampleMixing(BatchPipe):
     """Mixes each sample of a batch with another sample of the same batch. A subclass implements `draw` and `apply`."""
-
-    for_users: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, source_datapipe: Any, alpha: float, *, num_classes: int | None, image: str, label: str, p: float

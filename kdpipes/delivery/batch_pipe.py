@@ -22,8 +22,6 @@ __all__ = ["BatchPipe", "OneToOne"]
 class OneToOne(Resumable, IterDataPipe[Any]):
     """Base class of the pipes after `deal` that make one item of each batch before they read the next one."""
 
-    for_users: ClassVar[tuple[str, ...]] = ()
-
     traits = Traits(role="batch", gives="batches", holds_back=False)
     computed: ClassVar[tuple[str, ...]] = ("_allocate",)
     _allocate: Allocate | None = None  # allocates batches; None for ordinary memory
@@ -53,8 +51,6 @@ class BatchPipe(OneToOne):
         >>> list(Doubled(kdp.from_dataset([1, 2, 3], "x").select("x", bare=True).deal(batch_size=2)))
         [[2, 4], [6]]
     """
-
-    for_users: ClassVar[tuple[str, ...]] = ()
 
     set_by_init = ("source",)
 

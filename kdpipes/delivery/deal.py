@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -130,8 +130,6 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         >>> list(texts.select("x").deal(batch_by="length", max_tokens=6))
         [[('to be or not',)], [('to be',), ('that is',), ('the question',)]]
     """
-
-    for_users: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -118,8 +118,6 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             ends, also if a rank would get no samples (`split="samples"`).
         ChainError: A pipe upstream shards already; `split="lanes"`, and the chain does not allow it.
     """
-
-    for_users: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,

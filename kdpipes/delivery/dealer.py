@@ -106,8 +106,6 @@ class Resumable(Streaming[Any]):
 class Dealer(Resumable):
     """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
 
-    for_users: ClassVar[tuple[str, ...]] = ()
-
     source: Any
     traits = Traits(role="deal", gives="batches")
     is_for_all_ranks = False  # whether every rank gets all batches

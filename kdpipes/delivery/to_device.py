@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -48,8 +48,6 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
         >>> next(iter(pipe.to_device("cpu")))
         (tensor([1, 2]), tensor([0, 1]))
     """
-
-    for_users: ClassVar[tuple[str, ...]] = ()
 
     traits = Traits(role="device", gives="batches")
 

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +71,6 @@ class JoinerMapDataPipe(PlanPipe):
         >>> images.join(captions, how="left").column("caption")
         array(['a heron', 'a stork', None], dtype=object)
     """
-
-    for_users: ClassVar[tuple[str, ...]] = ()
 
     computed = (*PlanPipe.computed, "other", "_partners")
 

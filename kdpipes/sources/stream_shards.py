@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -77,8 +77,6 @@ class ShardStreamerIterDataPipe(IterPipe):
         DataError: A shard is truncated, not a tar, cannot be reached or changes while it is read, or a member does not
             match the index; the error names the shard, the member and the offset.
     """
-
-    for_users: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
