@@ -43,7 +43,7 @@ class Bulk:
         self.seed, self.epoch, self.planned, self.ordinals, self.size = seed, epoch, planned, ordinals, size
         self.is_vectorized = False  # set by an operation that is faster for many samples in one call
         self.measure: Callable[[str, Callable[[], Sequence[Any]]], Any] | None = None  # set by a profiler
-        self._names: dict[str, int] = {}
+        self.names: dict[str, int] = {}  # how many operations have claimed each name
         self._keys: list[SampleKey] | None = None
 
     def part(self, start: int, stop: int) -> Bulk:
@@ -62,11 +62,7 @@ class Bulk:
 
     def claim_name(self, operation: str) -> str:
         """Return a name that is unique for the samples, like `Sample.claim_name`. Call it upstream first."""
-        return claim_name(self._names, operation)
-
-    def take_claims(self, names: dict[str, int]) -> None:
-        """Take over the names that the operations upstream have claimed."""
-        self._names = dict(names)
+        return claim_name(self.names, operation)
 
 
 class BulkSource(Protocol):
@@ -101,7 +97,7 @@ def read_samples(
             if sample.claimed_names != claimed:  # samples of a `mix` whose sources have other operations
                 return None
             rows.append([sample[name] if name in sample else getattr(sample, name) for name in names])
-    bulk.take_claims(claimed or {})
+    bulk.names = dict(claimed or {})
     return list(zip(*rows, strict=True))
 
 

@@ -287,9 +287,11 @@ def _pipes_in(value: Any, depth: int = 0) -> Iterator[AnyPipe]:
 def _copied(value: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:
     if isinstance(value, kinds):
         return _copied_pipe(value, copies, kinds)
-    if isinstance(value, EpochCounter | random.Random | np.random.Generator | torch.Generator):
-        return copy.deepcopy(value) if not isinstance(value, torch.Generator) else value.clone_state()
-    if isinstance(value, list | dict | set | deque) and len(value) > _LONG:
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    if isinstance(value, EpochCounter | random.Random | np.random.Generator):
+        return copy.deepcopy(value)
+    if isinstance(value, set) or (isinstance(value, list | dict | deque) and len(value) > _LONG):
         return copy.copy(value)
     if isinstance(value, dict):
         parts = {_copied(name, copies, kinds): _copied(part, copies, kinds) for name, part in value.items()}
@@ -302,8 +304,6 @@ def _copied(value: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:
         for place, part in enumerate(value):
             made[place] = _copied(part, copies, kinds)
         return made
-    if isinstance(value, set):
-        return copy.copy(value)
     if isinstance(value, tuple):
         entries = [_copied(part, copies, kinds) for part in value]
         if all(part is entry for part, entry in zip(value, entries, strict=True)):

@@ -27,6 +27,9 @@ class KdpipesError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*(masked(arg) if isinstance(arg, str) and "://" in arg else arg for arg in args))
 
+    def __str__(self) -> str:
+        return str(self.args[0]) if len(self.args) == 1 else super().__str__()  # KeyError would quote the message
+
 
 class DataError(KdpipesError, ValueError):
     """Data cannot be read. The message names the sample and where it is: file, shard, member, offset."""
@@ -43,15 +46,9 @@ class WorkerError(KdpipesError, RuntimeError):
 class FieldError(KdpipesError, KeyError):
     """A sample has no such field. The message names the field and the existing ones."""
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
 
 class MissingMemberError(DataError, KeyError):
     """A sample lacks a field that other samples of its source have: an error of the data, not of the chain."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 def must_be(param: str, rule: str, value: object, hint: str = "") -> str:
