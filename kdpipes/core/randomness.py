@@ -147,23 +147,7 @@ class KeyNeededError(BaseException):
     """A function needs the key of its sample, but many samples are read at once. Users' code must not handle it."""
 
 
-class _NoKey(_StreamKeys):
-    """In place of a key, while many samples are read at once."""
-
-    def __init__(self) -> None:
-        pass
-
-    @property
-    def seed(self) -> int:  # type: ignore[override]
-        raise KeyNeededError
-
-    epoch = seed
-
-    def take(self) -> SampleKey:
-        raise KeyNeededError
-
-
-_NO_KEY = _NoKey()
+_NO_KEY: Any = object()  # in place of a key, while many samples are read at once
 _current: ContextVar[SampleKey | _StreamKeys | None] = ContextVar("kdpipes_key", default=None)
 _planned: ContextVar[int | None] = ContextVar("kdpipes_planned", default=None)
 
@@ -216,12 +200,16 @@ def items_with(variable: ContextVar[Any], value: Any, items: Iterator[Any]) -> I
 def current_key() -> SampleKey | None:
     """Return the key for a new sample; None outside `using_key` and `with_stream_keys`."""
     current = _current.get()
+    if current is _NO_KEY:
+        raise KeyNeededError
     return current.take() if isinstance(current, _StreamKeys) else current
 
 
 def current_epoch() -> tuple[int, int] | None:
     """Return the seed and the epoch of new samples; None if they get no key."""
     current = _current.get()
+    if current is _NO_KEY:
+        raise KeyNeededError
     return None if current is None else (current.seed, current.epoch)
 
 
@@ -240,8 +228,8 @@ def plan_epoch() -> int:
     """Return the epoch for which plan pipes choose samples: that of `planning`, else of the current sample, else 0."""
     planned = _planned.get()
     if planned is None:
-        current = _current.get()
-        return 0 if current is None else current.epoch
+        current = current_epoch()
+        return 0 if current is None else current[1]
     return planned
 
 
