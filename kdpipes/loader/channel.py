@@ -43,15 +43,12 @@ class Kind(enum.IntEnum):
     SKIP = 4  # a sample was skipped in the next batch, or the rest of a shard
     TIMES = 5  # what the worker has measured so far
     TURN = 6  # before a turn of the lanes, if ranks must end together: which of them have samples for it
-    # What a worker process reports besides:
-    READY = 7
-    ARENA = 8  # a new arena; its descriptor comes with the message
-    RECORD = 9  # where the worker notes what it does; a descriptor comes with the message
-    WARNING = 10  # a line for the log
+    # What a worker process reports besides, each with a file:
+    READY = 7  # where the worker notes what it does
+    ARENA = 8  # a new arena
     # What the main process sends:
-    ASSIGNMENT = 11
-    TAKEN = 12  # batches have been taken, and buffers may be used again
-    STOP = 13
+    ASSIGNMENT = 9
+    TAKEN = 10  # batches have been taken, and buffers may be used again
 
 
 _KINDS = tuple(Kind)
@@ -233,7 +230,7 @@ class Channel:
                     break
                 kind, *fields = pickle.loads(incoming[begin:end])  # noqa: S301 - sent by a process of ours
                 message = Message(_KINDS[kind], *fields)
-                if message.kind in (Kind.ARENA, Kind.RECORD):
+                if message.kind in (Kind.READY, Kind.ARENA):
                     path = message.content
                     message.file = SharedFile.open(path) if path is not None else self._files.popleft()
                 messages.append(message)

@@ -26,7 +26,7 @@ from kdpipes.core import pickling
 from kdpipes.core.activity import read_record
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import WorkerError, add_note
-from kdpipes.core.processes import interrupts_blocked, uninterrupted
+from kdpipes.core.processes import forget_after_fork, interrupts_blocked, uninterrupted
 from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
 from kdpipes.loader.channel import CAN_SEND_FILES, Channel, Kind, Message, SharedFile, encoded
@@ -35,7 +35,7 @@ from kdpipes.loader.worker import Assignment, Options, Position, Worker
 from kdpipes.loader.worker_main import Packed, Payload, work
 from kdpipes.storage.shared import Shared, sharing
 
-__all__ = ["NUM_BORROWED", "DeathPolicy", "ProcessPool", "ProcessWorker", "WorkerProcess", "name_classes"]
+__all__ = ["NUM_BORROWED", "ProcessPool", "ProcessWorker", "WorkerProcess", "name_classes"]
 
 NUM_BORROWED = 2  # buffers of a worker that users may hold, before they get copies
 _FEW = 16  # small batches that are acknowledged together
@@ -46,9 +46,10 @@ _NUM_FILES = 8  # per worker: link, pidfd, multiprocessing's two pipes, record, 
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only SIGTERM, which ends a process at once
 
 _log = logging.getLogger("kdpipes")
-_one_at_a_time = threading.RLock()  # so that a worker does not inherit the other end of another one's link
+# Workers start one at a time: one that another thread forks between `socketpair` and the end of `start` would inherit
+# both ends of the other's link, and keep it open when its owners have ended.
+_one_at_a_time = threading.RLock()
 _starting = threading.Event()
-_alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclass(eq=False)
@@ -67,19 +68,12 @@ class WorkerProcess:
     owner: int = field(default_factory=os.getpid)  # the process that it is a child of
     buffers: BorrowedBuffers = field(default_factory=BorrowedBuffers)
     folder: Any = None  # for files that both processes map, where their descriptors cannot be sent
-    record: SharedFile | None = None
-    is_ready: bool = False
+    record: SharedFile | None = None  # what it does with which sample, once it has read its chain
     is_over: bool = False  # it has reported that it cannot work
 
     @classmethod
     def start(cls, context: Any, payload: Payload, options: Options) -> WorkerProcess:
-        """Start a process.
-
-        Args:
-            context: The context of multiprocessing.
-            payload: The chain.
-            options: How it works.
-        """
+        """Start a process with a context of multiprocessing."""
         # Multiprocessing's helpers start early: later, they would inherit a blocked Ctrl-C, or unblock it (3.11).
         if context.get_start_method() in ("spawn", "forkserver"):
             resource_tracker.ensure_running()
@@ -108,17 +102,14 @@ class WorkerProcess:
             finally:
                 _starting.clear()
                 theirs.close()
-        _alive.add(process)
-        return cls(process, Channel(ours), end, folder=folder)
+        started = cls(process, Channel(ours), end, folder=folder)
+        forget_after_fork(started)
+        return started
 
     @property
     def is_sound(self) -> bool:
         """Whether it runs, and for this process."""
         return not self.is_over and self.owner == os.getpid() and not self.has_ended()
-
-    def post(self, message: Message) -> None:
-        """Send a message without waiting; what remains follows later."""
-        self.channel.post(encoded(message))
 
     def listen(self, timeout_s: float | None) -> list[Message] | None:
         """Wait for messages and return them; None means that the process has died.
@@ -141,10 +132,6 @@ class WorkerProcess:
             raise TimeoutError
         return self.channel.receive(wait=False) if self.channel.link.fileno() in events else None
 
-    def doing(self) -> tuple[str, str]:
-        """Return the key of the sample that it was at last, and what it did with it."""
-        return ("", "") if self.record is None else read_record(self.record.number)
-
     def has_ended(self, timeout_s: float = 0.0) -> bool:
         """Return whether the process has ended, after waiting for that."""
         return bool(connection.wait([self.end], max(timeout_s, 0.0)))
@@ -165,9 +152,14 @@ class WorkerProcess:
             else:
                 os.kill(self.process.pid, number)
 
+    def forget(self) -> None:
+        """Take it from multiprocessing's list of children, all of which that ends when the interpreter exits."""
+        # In a process that the user forks, that would wait for the parent's workers, and end them.
+        getattr(multiprocessing.process, "_children", set()).discard(self.process)
+
     def close(self) -> None:
         """Close what this process holds of one that has ended."""
-        _forget(self.process)
+        self.forget()
         if self.end != self.process.sentinel:
             os.close(self.end)
         with contextlib.suppress(ValueError):  # another thread has reaped it: its status is not known
@@ -179,11 +171,30 @@ class WorkerProcess:
             self.folder.cleanup()
 
 
+@dataclass(eq=False)
 class ProcessPool:
-    """The worker processes of one loader, which end together: when it is closed or forgotten, or Python ends."""
+    """The worker processes of one loader, which end together: when it is closed or forgotten, or Python ends.
 
-    def __init__(self) -> None:
-        self.workers: list[WorkerProcess] = []
+    Args:
+        payload: The chain.
+        start_method: How processes start; None is the platform's way.
+        counters: What is counted.
+        is_restarted: Whether a worker that dies or gets stuck is replaced.
+        num_deaths: How many may die at the same sample.
+        max_worker_deaths: How many may die without a batch in between, for any reason.
+        handler: The operation of `on_error`, if it lets samples be left out.
+    """
+
+    payload: Payload
+    start_method: str | None
+    counters: Counters
+    is_restarted: bool
+    num_deaths: int
+    max_worker_deaths: int
+    handler: Any
+    workers: list[WorkerProcess] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         weakref.finalize(self, _end_all, self.workers)
 
     def end(self, worker: WorkerProcess) -> None:
@@ -205,8 +216,8 @@ def _end_all(workers: list[WorkerProcess]) -> None:
         own = [worker for worker in workers if worker.owner == os.getpid()]  # a forked process has inherited others
         workers.clear()
         for worker in own:
+            # Not `close`: a process that the user has forked holds the link open, too.
             with contextlib.suppress(OSError):  # it has ended already
-                worker.post(Message(Kind.STOP))
                 worker.channel.link.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + _PATIENCE_S
         for number in (signal.SIGTERM, _KILL):
@@ -218,23 +229,14 @@ def _end_all(workers: list[WorkerProcess]) -> None:
             worker.close()
 
 
-def _forget(process: Any) -> None:
-    """Take a process from multiprocessing's list of children, which it ends when the interpreter exits."""
-    getattr(multiprocessing.process, "_children", set()).discard(process)
-    _alive.discard(process)
-
-
 def _before_fork() -> None:
     if not _starting.is_set():  # our own workers read nothing that they inherit
         BorrowedBuffers.detach_borrowed()
 
 
 def _after_fork() -> None:
-    """Let a process that the user forks neither wait for the lock of another one nor end the workers of its parent."""
     global _one_at_a_time
-    _one_at_a_time = threading.RLock()
-    for process in list(_alive):
-        _forget(process)
+    _one_at_a_time = threading.RLock()  # a thread that does not exist in the child may hold the one before
 
 
 if hasattr(os, "register_at_fork"):
@@ -254,23 +256,6 @@ def name_classes(chain: Any) -> None:
                 pickling.dumps(part)
 
 
-@dataclass(frozen=True)
-class DeathPolicy:
-    """What happens when a worker dies or gets stuck.
-
-    Args:
-        is_restarted: Whether it gets a successor.
-        num_deaths: How many workers may die at the same sample.
-        max_worker_deaths: How many may die without a batch in between, for any reason.
-        handler: The operation of `on_error`, if it lets samples be left out.
-    """
-
-    is_restarted: bool
-    num_deaths: int
-    max_worker_deaths: int
-    handler: Any
-
-
 class _Arrived(NamedTuple):
     """An item as it has arrived."""
 
@@ -281,32 +266,13 @@ class _Arrived(NamedTuple):
 
 
 class ProcessWorker(Worker):
-    """The main process's side of one worker process; starts another one when it dies.
+    """The main process's side of one worker process; starts another one when it dies."""
 
-    Args:
-        payload: The chain.
-        options: How the worker works.
-        pool: Ends it with the others.
-        start_method: How its process starts; None is the platform's way.
-        policy: What happens when it dies.
-        counters: What is counted.
-    """
-
-    def __init__(
-        self,
-        payload: Payload,
-        options: Options,
-        pool: ProcessPool,
-        start_method: str | None,
-        policy: DeathPolicy,
-        counters: Counters,
-    ) -> None:
-        self._payload = payload
-        self._options = options
+    def __init__(self, pool: ProcessPool, options: Options) -> None:
         self._pool = pool
-        self._context: Any = multiprocessing.get_context(start_method)
-        self._policy = policy
-        self._counters = counters
+        self._options = options
+        self._context: Any = multiprocessing.get_context(pool.start_method)
+        self._counters = pool.counters
         self._generation = 0
         self._assignment = Assignment(Position())
         self._position = Position()  # after what has come from the worker
@@ -363,7 +329,7 @@ class ProcessWorker(Worker):
             try:
                 # A process that is not in the pool yet would never be ended.
                 with self._opening_files(), uninterrupted():
-                    self._worker = WorkerProcess.start(self._context, self._payload, self._options)
+                    self._worker = WorkerProcess.start(self._context, self._pool.payload, self._options)
                     self._pool.workers.append(self._worker)
                 return
             except (BrokenPipeError, ProcessLookupError):  # it died before it had read the chain
@@ -377,12 +343,9 @@ class ProcessWorker(Worker):
         try:
             yield
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not hasattr(os, "fork"):
                 raise
-            try:
-                import resource
-            except ImportError:  # Windows has no `ulimit` to name
-                raise error from None
+            import resource  # not on Windows
 
             number = self._options.num_workers
             raise OSError(
@@ -395,7 +358,8 @@ class ProcessWorker(Worker):
     def _send_assignment(self) -> None:
         assert self._worker is not None
         self._generation += 1
-        self._worker.post(Message(Kind.ASSIGNMENT, content=self._assignment, generation=self._generation))
+        message = Message(Kind.ASSIGNMENT, content=self._assignment, generation=self._generation)
+        self._worker.channel.post(encoded(message))
 
     def _acknowledge(self, worker: WorkerProcess, number: int, *, at_once: bool) -> None:
         """Tell the worker that batches have been taken, and which buffers it may write again."""
@@ -405,7 +369,7 @@ class ProcessWorker(Worker):
         self._num_taken += number
         released = worker.buffers.take_released()
         if released is not None or (self._num_taken and (at_once or self._num_taken >= _FEW)):
-            worker.post(Message(Kind.TAKEN, self._num_taken, released))
+            worker.channel.post(encoded(Message(Kind.TAKEN, self._num_taken, released)))
             self._num_taken = 0
 
     def _wait(self) -> None:
@@ -414,7 +378,7 @@ class ProcessWorker(Worker):
         if worker is None:
             raise RuntimeError("The loader has been closed, or its worker could not be started. Make a new one.")
         self._acknowledge(worker, 0, at_once=True)
-        if timeout_s is not None and not worker.is_ready:
+        if timeout_s is not None and worker.record is None:
             timeout_s += _START_UP_S
         try:
             messages = worker.listen(timeout_s)
@@ -433,13 +397,9 @@ class ProcessWorker(Worker):
             # A batch belongs to the arena that was the newest when it was sent, so that later arenas do not matter.
             message.content = _Arrived(worker, message.number, Packed(*message.content), worker.buffers.arena)
         if message.kind is Kind.READY:
-            worker.is_ready = True
+            worker.record = message.file
         elif message.kind is Kind.ARENA and message.file is not None:
             worker.buffers.attach(message.number, message.file)
-        elif message.kind is Kind.RECORD:
-            worker.record = message.file
-        elif message.kind is Kind.WARNING:
-            _log.warning("%s", message.content)
         elif message.generation == self._generation or (message.kind is Kind.ERROR and not message.generation):
             if message.kind is Kind.ERROR:
                 worker.is_over = worker.is_over or not message.generation
@@ -457,7 +417,9 @@ class ProcessWorker(Worker):
         if packed.buffer is None or arena is None:
             body = memoryview(packed.content or b"")
             arrays = [body[start:end] for start, end in packed.places]
-            self._counters.num_slow += packed.is_slow
+            if packed.lack and not self._counters.num_slow:
+                _log.warning("%s", packed.lack)
+            self._counters.num_slow += bool(packed.lack)
         elif worker.buffers.num_borrowed < NUM_BORROWED:
             arrays = worker.buffers.borrow(arena, packed.buffer, packed.places)
         else:
@@ -476,7 +438,7 @@ class ProcessWorker(Worker):
 
     def _samples_of(self, batch: int) -> str:
         """Return the keys of the samples in a batch as text for an error; empty if the chain is not indexed."""
-        dealer = Chain.of(self._payload.open()).resumable_deal()
+        dealer = Chain.of(self._pool.payload.open()).resumable_deal()
         with contextlib.suppress(Exception):  # an error here must not hide the original one
             if isinstance(dealer, DealerMapDataPipe):
                 keys = [sample.key for sample in dealer.whole_samples(self._assignment.position.epoch, batch) or []]
@@ -492,21 +454,21 @@ class ProcessWorker(Worker):
 
     def _replace(self, worker: WorkerProcess, cause: str) -> None:
         """Replace a worker that has died, or raise an error that describes its death."""
-        code, (key, doing) = worker.status(), worker.doing()
-        if not worker.is_ready:
-            doing = "starting"
-        elif not doing:
-            doing = f"making batch {self._position.number} or later"
+        code, key, doing = worker.status(), "", "starting"
+        if worker.record is not None:
+            key, doing = read_record(worker.record.number)
+            doing = doing or f"making batch {self._position.number} or later"
         death = f"Worker process {worker.process.pid} {cause or _cause(code)}, while {doing}."
         self._counters.num_deaths += 1
         self._deaths.append(doing)
+        has_begun = worker.record is not None
         with uninterrupted():
             self._worker = None
             self._pool.workers.remove(worker)
             worker.close()  # batches that have arrived keep their arenas
         # Ctrl-C may end a process of the fork server with status 1 before the process can ignore it.
         is_final = self._context.get_start_method() != "forkserver" or self._deaths.count(doing) > 1
-        if not worker.is_ready and code is not None and code >= 0 and is_final:
+        if not has_begun and code is not None and code >= 0 and is_final:
             raise WorkerError(f"{death} {_HINTS[self._context.get_start_method()]}")
         self._judge(key, doing, death)
         _log.warning("%s Another one takes its place.", death)
@@ -516,23 +478,23 @@ class ProcessWorker(Worker):
 
     def _judge(self, key: str, doing: str, death: str) -> None:
         """Raise, or let `on_error` leave a sample out, if too many workers have died."""
-        policy = self._policy
+        pool = self._pool
         num_same = self._deaths.count(doing)
-        is_known = num_same >= policy.num_deaths
-        if not policy.is_restarted:
+        is_known = num_same >= pool.num_deaths
+        if not pool.is_restarted:
             raise WorkerError(f"{death} {_ADVICE}")
-        if is_known and policy.handler is not None and key and key not in self._counters.banned:
+        if is_known and pool.handler is not None and key and key not in self._counters.banned:
             self._counters.banned[key] = death
-            policy.handler.write_down(key, death)
+            pool.handler.write_down(key, death)
             self._deaths.clear()
         elif is_known:
             raise WorkerError(
-                f"{death} {num_same} workers have died at this point; `num_deaths` is {policy.num_deaths}. {_ADVICE}"
+                f"{death} {num_same} workers have died at this point; `num_deaths` is {pool.num_deaths}. {_ADVICE}"
             )
-        elif len(self._deaths) >= policy.max_worker_deaths:
+        elif len(self._deaths) >= pool.max_worker_deaths:
             raise WorkerError(
                 f"{death} {len(self._deaths)} workers have died without a batch in between; `max_worker_deaths` "
-                f"of `ProcessReadingService` is {policy.max_worker_deaths}. {_ADVICE}"
+                f"of `ProcessReadingService` is {pool.max_worker_deaths}. {_ADVICE}"
             )
 
 

@@ -32,7 +32,7 @@ from kdpipes.delivery.skipping import SkipLimits
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.loader.merge import Agreement, Counters, Merger
 from kdpipes.loader.probes import Probes
-from kdpipes.loader.processes import NUM_BORROWED, DeathPolicy, ProcessPool, ProcessWorker, name_classes
+from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, name_classes
 from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
 from kdpipes.loader.worker import Assignment, Options, Position, Seeds, Worker
@@ -393,8 +393,10 @@ class ProcessReadingService(ReadingService):
                 "cannot start worker processes. Start it with `daemon=False`, or use `ThreadReadingService`."
             )
         name_classes(self._chain)
-        payload, pool = Payload(self._chain), ProcessPool()
-        policy = DeathPolicy(
+        pool = ProcessPool(
+            Payload(self._chain),
+            self.start_method,
+            self.counters,
             is_restarted=self.on_worker_death == "restart",
             num_deaths=self.num_deaths,
             max_worker_deaths=self.max_worker_deaths,
@@ -409,7 +411,7 @@ class ProcessReadingService(ReadingService):
                     max_bytes=self.max_bytes // self.num_workers,
                     num_threads=self.threads_per_worker,
                 )
-                workers.append(ProcessWorker(payload, options, pool, self.start_method, policy, self.counters))
+                workers.append(ProcessWorker(pool, options))
         except BaseException:
             pool.close()
             raise

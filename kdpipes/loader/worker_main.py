@@ -52,14 +52,14 @@ class Packed(NamedTuple):
         places: Where each array begins and ends.
         buffer: The shared buffer that the arrays are in; None if they are in `content`.
         content: The arrays.
-        is_slow: Whether they are there because there was no shared memory.
+        lack: Why they are there, if there was no shared memory.
     """
 
     stream: bytes | None
     places: Sequence[tuple[int, int]]
     buffer: int | None = None
     content: bytearray | None = None
-    is_slow: bool = False
+    lack: str = ""
 
 
 class Payload:
@@ -101,7 +101,6 @@ def _work(payload: Payload, sender: Sender, options: Options) -> None:
     try:
         file = SharedFile.create(options.folder)  # in which this process notes which sample it is at
         os.ftruncate(file.number, mmap.PAGESIZE)
-        sender.channel.send(Message(Kind.RECORD), file)
         activity.current = activity.Record(file.number)
         chain = payload.open()
         if isinstance(chain, OneToOne):  # the last pipe, so nothing keeps its batches
@@ -112,7 +111,7 @@ def _work(payload: Payload, sender: Sender, options: Options) -> None:
     except BaseException as error:
         sender.send(Message(Kind.ERROR, content=error))
         return
-    sender.channel.send(Message(Kind.READY))
+    sender.channel.send(Message(Kind.READY), file)
     while (assignment := sender.next_assignment()) is not None:
         if not sender.may_go_on():  # another assignment has come before this one has begun
             continue
@@ -182,7 +181,6 @@ class Sender:
         self._assignments: deque[Message] = deque()
         self._is_stopped = False
         self._ahead: deque[int] = deque()  # the sizes of batches that nobody has taken yet
-        self._has_warned = False
 
     def next_assignment(self) -> Assignment | None:
         """Wait for the assignment of an epoch; None means that there are no more."""
@@ -227,17 +225,13 @@ class Sender:
         stream, arrays = pack(item, self.buffers.given)
         size = len(stream) + sum(content.nbytes for content, _ in arrays)
         self._ahead.append(size)
-        is_slow = False
+        lack = ""
         if size > _SMALL and self.buffers.has_room:
             is_long = len(stream) > _SMALL
             try:
                 buffer, places = self.buffers.put([Array(memoryview(stream)), *arrays] if is_long else arrays)
             except OSError as error:
-                is_slow = True
-                if not self._has_warned:
-                    self._has_warned = True
-                    lack = f"There is no shared memory for a batch of {size} bytes ({error}): batches are sent slowly."
-                    self.channel.send(Message(Kind.WARNING, content=lack))
+                lack = f"There is no shared memory for a batch of {size} bytes ({error}): batches are sent slowly."
             else:
                 if self._arena_sent != self.buffers.arena:
                     self._arena_sent = self.buffers.arena
@@ -247,7 +241,7 @@ class Sender:
         body = bytearray(end)
         for (start, stop), (content, _) in zip(places, arrays, strict=True):
             body[start:stop] = content
-        return Packed(stream, places, None, body, is_slow)
+        return Packed(stream, places, None, body, lack)
 
     def _listen(self, *, wait: bool) -> None:
         messages = self.channel.receive(wait=wait)
@@ -255,8 +249,6 @@ class Sender:
         for message in messages or ():
             if message.kind is Kind.ASSIGNMENT:
                 self._assignments.append(message)
-            elif message.kind is Kind.STOP:
-                self._is_stopped = True
             else:
                 for _ in range(message.number):
                     self._ahead.popleft()
