@@ -198,10 +198,6 @@ class IterPipe(Streaming[Any], IterChain):
         """Set the number of the next epoch, from 0."""
         self._epochs.set(check_count("epoch", epoch, minimum=0))
 
-    def skip_epochs(self, number: int) -> None:
-        """Skip the next `number` epochs."""
-        self._epochs.skip(number)
-
     def next_epoch(self) -> int:
         """Return the number of the next epoch."""
         return self._epochs.peek()

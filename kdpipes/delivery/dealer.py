@@ -240,10 +240,6 @@ class Dealer(Resumable):
     def close_kept(self) -> None:
         """Close files that are kept open between epochs."""
 
-    def skip_epochs(self, number: int) -> None:
-        """Leave out the next `number` epochs."""
-        self._epochs.skip(number)
-
     def next_epoch(self) -> int:
         """Return the number of the next iteration."""
         return self._epochs.peek()

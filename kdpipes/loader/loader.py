@@ -31,7 +31,6 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
-from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import load_torchdata, shards
 from kdpipes.delivery.dealer import fix_ranks
@@ -42,23 +41,9 @@ from kdpipes.loader.receipt import receipt_of
 from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped, check_process
 from kdpipes.loader.state import Checkpointer, main_part, seed_in
 from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBatches
-from kdpipes.loader.worker import Counting, Position, Seeds
+from kdpipes.loader.worker import Counting, Position, Seeds, seed_of
 
-__all__ = ["Loader", "show_loaders_by"]
-
-_shown_by: dict[str, Callable[[Any], Any]] = {}
-
-
-def show_loaders_by(*, html: Callable[[Any], str], live: Callable[[Any], None]) -> None:
-    """Set how loaders are shown in notebooks: as HTML, and as HTML that follows the loop."""
-    _shown_by.update(html=html, live=live)
-
-
-def _shown_as(kind: str) -> Callable[[Any], Any]:
-    if not _shown_by:
-        importlib.import_module("kdpipes.look.profile")  # on use: it calls `show_loaders_by`
-    return _shown_by[kind]
-
+__all__ = ["Batches", "Loader"]
 
 Given = ParamSpec("Given")
 
@@ -169,19 +154,10 @@ class Loader:
         self._service = _service(check_count("num_workers", num_workers, minimum=0), given, reading_service)
         if profile:
             self._service = copy.deepcopy(self._service)
-            own = _own(self._service)
-            if own is None:
-                raise TypeError(
-                    "`profile=True` needs one of kdpipes' reading services: `num_workers=...`, or "
-                    "`reading_service=kdp.ThreadReadingService(...)`."
-                )
-            own.is_profiled = True
+            _needed_own(self._service, "profile=True").is_profiled = True
         _reject_doubling(source_datapipe, _num_workers(self._service))
         self._progress = progress
         self._base_seed = int.from_bytes(os.urandom(7), "little")
-        self._num_begun = 0
-        self._epoch_set: tuple[int, int] | None = None
-        self._whole_epoch = 0  # the epoch that a service of others is in, or that comes next
         self._start: Position | None = None  # where kdpipes' services begin, once they do
         self._sizes: dict[str, Any] | None = None  # batch sizes of `_start`, or else of the last epoch begun
         self._ranks = ranks_now()  # the ranks of the last epoch begun
@@ -194,6 +170,8 @@ class Loader:
         own = self._own
         num_workers, has_workers = _num_workers(self._service), own is not None and own.has_workers
         self._checkpointer = Checkpointer(main_part(self._chain, has_workers=has_workers)[1], max(num_workers, 1))
+        self._first_epoch = self._checkpointer.next_epoch()
+        self._next_epoch = self._whole_epoch = self._first_epoch  # of services of others: which begins next; is current
         if self._tuner is not None and "num_workers" in self._checkpointer.sizes():
             raise ChainError(
                 'The batches of this chain depend on the number of workers, so that "auto" would change them. End it '
@@ -216,10 +194,10 @@ class Loader:
         return f"<kdpipes.Loader of {names}; {num_workers} workers{found}>"
 
     def _repr_html_(self) -> str:
-        return str(_shown_as("html")(self))
+        return str(_notebook_views().loader_html(self))
 
     def _ipython_display_(self) -> None:
-        _shown_as("live")(self)
+        _notebook_views().show_live(self)
 
     def on_batch(self, listener: Callable[[], None] | None) -> None:
         """Call a function after each delivered batch; None removes the function."""
@@ -288,58 +266,47 @@ class Loader:
         if self._is_begun:
             return
         with _one_at_a_time:
-            self._follow_ranks()
+            ranks = ranks_now()
+            if self._stream is not None and ranks != self._ranks:
+                self.shutdown()
+            self._ranks = ranks
+            _reject_doubling(self._chain, _num_workers(self._service))
             if self._stream is None:
                 self._copy_chain()
-            seed = _seed_of(self._base_seed, self._num_begun)
-            self._whole_epoch = self._counted_epoch()
-            self._num_begun += 1
-            own = self._own
             if self._tuner is not None:
                 self._tuner.begin()
+            own = self._own
             if own is None:
-                self._open_whole(seed)
+                self._whole_epoch = self._next_epoch
+                self._open(Position(self._next_epoch))
+                self._next_epoch += 1
             else:
                 self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
-                own.seed_epochs(functools.partial(_seed_of, self._base_seed))
                 sizes = self._sizes
-                self._count_by_ranks(self._checkpointer)
-                start = self._start or own.next_start
-                if start is not None and sizes not in (None, self._sizes):
+                self._count_by_ranks()
+                start = self._start or own.next_start or self._checkpointer.first_position()
+                if sizes not in (None, self._sizes):
                     start = start._replace(cursors=())  # they are those of other lanes, for other ranks
-                self._open_at(own, start, seed)
+                own.base_seed = self._base_seed
+                own.start_at(start)
+                self._open(start)
             self._is_begun = True
 
-    def _open_whole(self, seed: int) -> None:
-        """Begin an epoch of a service of others; after an error, the next call begins the same epoch."""
+    def _open(self, start: Position) -> None:
+        """Start the reading service if it does not run, and begin an epoch; after an error, the next call begins it."""
+        service, seed = self.reading_service, seed_of(self._base_seed, start.epoch)
         try:
-            self._open(_torchdata_seeds(seed))
-        except BaseException:
-            self.shutdown()
-            self._num_begun -= 1
-            raise
-
-    def _open_at(self, own: ReadingService, start: Position | None, seed: int) -> None:
-        """Begin an epoch at `start`; after an error, the next call begins there."""
-        start = start or self._checkpointer.first_position()
-        try:
-            own.start_at(start)
             self._start = None
-            self._open(Seeds(seed) if own is self.reading_service else _torchdata_seeds(seed))
+            if self._stream is None:
+                self._stream = service.initialize(self._datapipe)
+            reset = service.initialize_iteration(Seeds(seed) if self._own is service else _torchdata_seeds(seed))
+            self._stream = self._stream if reset is None else reset(self._stream)
+            self._items = iter(self._stream)
         except BaseException:
             with uninterrupted():
                 self.shutdown()
                 self._start = start
             raise
-
-    def _open(self, seeds: Any) -> None:
-        """Start the reading service if it does not run, and open the items of an epoch."""
-        service = self.reading_service
-        if self._stream is None:
-            self._stream = service.initialize(self._datapipe)
-        reset = service.initialize_iteration(seeds)
-        self._stream = self._stream if reset is None else reset(self._stream)
-        self._items = iter(self._stream)
 
     def _copy_chain(self) -> None:
         """Copy the chain and the reading service, for a service that starts."""
@@ -348,21 +315,14 @@ class Loader:
         own = self._own
         if own is None:
             for pipe in Chain.of(chain).pipes:
-                if isinstance(pipe, Counting) and self._epoch_set is None:
-                    pipe.skip_epochs(self._num_begun)
-                elif isinstance(pipe, Counting):
-                    pipe.set_epoch(self._counted_epoch())
+                if isinstance(pipe, Counting):
+                    pipe.set_epoch(max(pipe.next_epoch() + self._next_epoch - self._first_epoch, 0))
             fix_ranks(chain)
         elif before is not None:
             self._start = self._start or before.next_start
             own.counters = before.counters
         # Services of others pickle the chain for their workers: by cloudpickle, as lambdas need it.
         self._datapipe = chain if own is self.reading_service else Shipped(chain)
-
-    def _counted_epoch(self) -> int:
-        """Return the number of the next epoch where a service of others counts."""
-        epoch, num_begun = self._epoch_set or (0, 0)
-        return epoch + self._num_begun - num_begun
 
     def _taken(self, batches: Batches) -> Any:
         """Return the next batch for an iterator.
@@ -446,21 +406,13 @@ class Loader:
         self._sizes = self._checkpointer.sizes()
         return iter(self)
 
-    def _follow_ranks(self) -> None:
-        """Deal the epoch that begins to the current ranks; if these have changed, restart the workers."""
-        ranks = ranks_now()
-        if self._stream is not None and ranks != self._ranks:
-            self.shutdown()
-        self._ranks = ranks
-        _reject_doubling(self._chain, _num_workers(self._service))
-
-    def _count_by_ranks(self, checkpointer: Checkpointer) -> None:
+    def _count_by_ranks(self) -> None:
         """Note the batch sizes with which the epoch that begins counts batches.
 
         Raises:
             RuntimeError: It resumes within an epoch whose batches had other sizes.
         """
-        sizes, start = checkpointer.sizes(), self._start
+        sizes, start = self._checkpointer.sizes(), self._start
         if start is not None and (start.number or start.offset) and self._sizes not in (None, sizes):
             raise RuntimeError(
                 f"The number of ranks has changed within an epoch: batches were counted with {self._sizes}, but now "
@@ -485,11 +437,9 @@ class Loader:
             if begins is None or begins.epoch != epoch:
                 self._start, self._is_begun = Position(epoch), False
             return
-        next_epoch = self._whole_epoch if self._is_begun else self._counted_epoch()
-        if self._epoch_set is not None and epoch == next_epoch:
-            return
-        self.shutdown()
-        self._epoch_set, self._whole_epoch = (epoch, self._num_begun), epoch
+        if epoch != (self._whole_epoch if self._is_begun else self._next_epoch):
+            self.shutdown()
+            self._next_epoch = self._whole_epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last delivered batch as small plain data, fit for JSON.
@@ -500,10 +450,11 @@ class Loader:
         reading services, a state records whole epochs only, and an incomplete epoch starts again.
         """
         own = self._own
-        position = Position(self._whole_epoch) if own is None else self._start
-        if position is None:
-            has_begun = own is not None and self._num_begun
-            position = own.position if has_begun and own is not None else self._checkpointer.first_position()
+        if own is None:
+            position = Position(self._whole_epoch)
+        else:  # between a service's first start and its end, `next_start` is known
+            has_begun = own.next_start is not None
+            position = self._start or (own.position if has_begun else self._checkpointer.first_position())
         return {**self._checkpointer.state_at(position, self._sizes), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -567,12 +518,7 @@ class Loader:
         Raises:
             TypeError: The reading service is not one of kdpipes'.
         """
-        own = self._own
-        if own is None:
-            raise TypeError(
-                "`stats()` needs one of kdpipes' reading services: `num_workers=...`, or "
-                "`reading_service=kdp.ThreadReadingService(...)`."
-            )
+        own = _needed_own(self.reading_service, "stats()")
         counters, busy_s = own.counters, own.counters.busy_s or float("inf")
         of_caches: Counter[str] = Counter()
         for pipe in Chain.of(self._chain).of_type(Pipe):
@@ -610,13 +556,7 @@ class Loader:
                 upstream has replaced the samples of a stream, so that they have no keys.
             TypeError: The reading service is not one of kdpipes'.
         """
-        own = self._own
-        if own is None:
-            raise TypeError(
-                "`receipt()` needs one of kdpipes' reading services: `num_workers=...`, or "
-                "`reading_service=kdp.ThreadReadingService(...)`."
-            )
-        pipes, counters = self._checkpointer.pipes, own.counters
+        counters, pipes = _needed_own(self.reading_service, "receipt()").counters, self._checkpointer.pipes
         sizes = self._checkpointer.sizes() if self._sizes is None else self._sizes
         skips = counters.skips.values()
         return receipt_of(self._dealt_part, counters.delivered, skips, self._ranks, pipes=pipes, sizes=sizes)
@@ -689,8 +629,8 @@ class Loader:
         return tqdm(batches, total=total, initial=begun, unit="batch")
 
 
-def _seed_of(base_seed: int, epoch: int) -> int:
-    return int.from_bytes(hash_key(base_seed, epoch)[:7], "little")
+def _notebook_views() -> Any:
+    return importlib.import_module("kdpipes.look.profile")  # on use, because it builds on this module
 
 
 def _tuner(num_workers: Any, prefetch: Any) -> Tuner | None:
@@ -740,6 +680,16 @@ def _own(service: Any) -> ReadingService | None:
         return service
     nested = (_own(inner) for inner in getattr(service, "reading_services", ()))
     return next((inner for inner in nested if inner is not None), None)
+
+
+def _needed_own(service: Any, what: str) -> ReadingService:
+    own = _own(service)
+    if own is None:
+        raise TypeError(
+            f"`{what}` needs one of kdpipes' reading services: `num_workers=...`, or "
+            "`reading_service=kdp.ThreadReadingService(...)`."
+        )
+    return own
 
 
 def _num_workers(service: Any) -> int:

@@ -35,7 +35,7 @@ from kdpipes.loader.probes import Probes
 from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, name_classes
 from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
-from kdpipes.loader.worker import Assignment, Options, Position, Seeds, Worker
+from kdpipes.loader.worker import Assignment, Options, Position, Seeds, Worker, seed_of
 from kdpipes.loader.worker_main import Payload
 from kdpipes.storage.shared import Shared, is_sharing
 
@@ -72,10 +72,10 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self._chain: Any = None
         self._workers: list[Worker] = []
         self._seeds: Any = None
-        self._seed_of: Callable[[int], int] | None = None
+        self.base_seed: int | None = None  # seeds each epoch by its number, in place of DataLoader2's generator
         self._start: Position | None = None
         self._continues = False  # whether an epoch begins where the lanes of the previous one have ended
-        self._position = Position()
+        self.position = Position()  # after the item that was delivered last
         self._first_epoch = 0
         self._has_warned = False
         self._is_main_one_to_one = True
@@ -144,14 +144,6 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self._seeds = seed_generator
         return iter_reset_fn
 
-    def seed_epochs(self, seed_of: Callable[[int], int]) -> None:
-        """Seed stock pipes by the number of the epoch, in place of DataLoader2's generator.
-
-        Args:
-            seed_of: A function that is called with the number of an epoch.
-        """
-        self._seed_of = seed_of
-
     def finalize_iteration(self) -> None:
         """Called by DataLoader2 at the end of an epoch; does nothing."""
 
@@ -176,7 +168,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: after the item that was delivered last."""
-        return self._checkpointer.state_at(self._position)
+        return self._checkpointer.state_at(self.position)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume the next iteration at the position where the state was saved."""
@@ -184,19 +176,14 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def start_at(self, position: Position) -> None:
         """Let the next iteration begin at `position`."""
-        self._start = self._position = position
-
-    @property
-    def position(self) -> Position:
-        """After the item that was delivered last."""
-        return self._position
+        self._start = self.position = position
 
     @property
     def next_start(self) -> Position | None:
         """Where the next iteration begins; None is the chain's first epoch."""
-        if self._start is None or self._start.number or not self._continues or self._position.epoch > self._start.epoch:
+        if self._start is None or self._start.number or not self._continues or self.position.epoch > self._start.epoch:
             return self._start
-        return self._start._replace(cursors=self._position.cursors)  # also those of an epoch that was left early
+        return self._start._replace(cursors=self.position.cursors)  # also those of an epoch that was left early
 
     def wait(self) -> None:
         """Wait until every worker has made its first batch of the epoch that has begun."""
@@ -220,9 +207,9 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         """
         assert self._start is not None
         assert self._items is not None
-        self._position = start = self.next_start or Position()
+        self.position = start = self.next_start or Position()
         self._start = Position(start.epoch + 1)
-        self.counters.delivered.begin(self._position)
+        self.counters.delivered.begin(self.position)
         self._passed.clear()
         return _EpochItems(self, iter(self._items))
 
@@ -237,32 +224,30 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         try:
             item = next(items)
         except StopIteration:
-            self.counters.delivered.end(self._position.epoch)
-            cursors = self._position.cursors if self._continues else ()
-            self._position = Position(self._position.epoch + 1, cursors=cursors)
+            self.counters.delivered.end(self.position.epoch)
+            cursors = self.position.cursors if self._continues else ()
+            self.position = Position(self.position.epoch + 1, cursors=cursors)
             raise
         if self._is_main_one_to_one:
-            self._position = self._passed.popleft()
+            self.position = self._passed.popleft()
         elif self._passed:
             hashes = b"".join(position.hashes for position in self._passed)
-            self._position = self._passed[-1]._replace(hashes=hashes)
+            self.position = self._passed[-1]._replace(hashes=hashes)
             self._passed.clear()
-        self.counters.delivered.note(self._position)
+        self.counters.delivered.note(self.position)
         return item
 
     def _merger(self) -> Merger:
-        if self._seed_of is not None:
-            self._seeds = Seeds(self._seed_of(self._position.epoch))
-        seeds = self._seeds
+        seeds = Seeds(seed_of(self.base_seed, self.position.epoch)) if self.base_seed is not None else self._seeds
         assignments = [
-            Assignment(self._position, None if seeds is None else seeds.spawn(number))
+            Assignment(self.position, None if seeds is None else seeds.spawn(number))
             for number in range(len(self._workers))
         ]
         chain = Chain.of(self._chain)
         dealer, handler = chain.resumable_deal(), chain.error_handler()
         limits = None
         if dealer is not None and handler is not None:
-            limits = SkipLimits(handler, dealer.sharding().num_ranks, self._position.number)
+            limits = SkipLimits(handler, dealer.sharding().num_ranks, self.position.number)
         plan = None if dealer is None or not dealer.has_lanes else dealer.lane_plan()
         if plan is not None and len(self._workers) > plan.num_groups and not self._has_warned:
             self._has_warned = True

@@ -20,7 +20,7 @@ from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.channel import Kind, Message
 
-__all__ = ["Assignment", "Counting", "Options", "Position", "Producer", "Seeds", "Worker"]
+__all__ = ["Assignment", "Counting", "Options", "Position", "Producer", "Seeds", "Worker", "seed_of"]
 
 
 @runtime_checkable
@@ -28,7 +28,6 @@ class Counting(Protocol):
     """A pipe that counts its epochs."""
 
     def set_epoch(self, epoch: int) -> None: ...
-    def skip_epochs(self, number: int) -> None: ...
     def next_epoch(self) -> int: ...
 
 
@@ -84,6 +83,11 @@ class Seeds:
     def spawn(self, worker: int) -> Seeds:
         """Return the seeds of a worker."""
         return Seeds(self._seed, worker)
+
+
+def seed_of(base_seed: int, epoch: int) -> int:
+    """Return the seed with which `Seeds` of an epoch are made."""
+    return int.from_bytes(hash_key(base_seed, epoch)[:7], "little")
 
 
 def _seed_from(*parts: object) -> int:

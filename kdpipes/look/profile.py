@@ -17,7 +17,7 @@ from kdpipes.core.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery import meter
-from kdpipes.loader.loader import Loader, show_loaders_by
+from kdpipes.loader.loader import Loader
 from kdpipes.loader.probes import COPYING
 from kdpipes.loader.profile import Measured, Row, WorkerTimes
 from kdpipes.look.figures import Figure, bar_chart
@@ -403,6 +403,3 @@ def show_live(loader: Loader) -> None:
             handle.update(_bundle(current), raw=True)
 
     loader.on_batch(update)
-
-
-show_loaders_by(html=loader_html, live=show_live)
