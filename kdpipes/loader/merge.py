@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ import torch.distributed as dist
 from kdpipes.core.errors import DataError, add_note
 from kdpipes.delivery.lanes import Cursor, Cursors, LanePlan, merged
 from kdpipes.delivery.skipping import Skip, SkipLimits
-from kdpipes.loader.channel import Kind
+from kdpipes.loader.channel import Kind, Message
+from kdpipes.loader.profile import Row, WorkerTimes
 from kdpipes.loader.receipt import Delivered
 from kdpipes.loader.worker import Assignment, Position, Worker
 
@@ -37,7 +38,7 @@ class Counters:
     wait_s: float = 0.0  # of that, the time in which no item was there
     skips: dict[tuple[Any, ...], Skip] = field(default_factory=dict)  # by their places
     banned: dict[str, str] = field(default_factory=dict)  # why samples are left out untried, by key
-    times: dict[str, dict[str, Any]] = field(default_factory=dict)  # what workers have measured of themselves
+    times: dict[str, tuple[WorkerTimes, list[Row]]] = field(default_factory=dict)  # by the one that has measured
     delivered: Delivered = field(default_factory=Delivered)  # the batches of the last epoch
 
     def note(self, skip: Skip) -> None:
@@ -46,14 +47,14 @@ class Counters:
             skip.log()
         self.skips[skip.place] = skip
 
-    def note_times(self, times: dict[str, Any]) -> None:
+    def note_times(self, sender: str, times: WorkerTimes, rows: list[Row]) -> None:
         """Note what a worker has measured so far. It sends each piece of work once: the latest are kept."""
-        before = self.times.get(times["id"], {})
-        for name in ("events", "batches"):
-            kept = before.get(name, deque(maxlen=_MOST_PIECES))
-            kept.extend(times[name])
-            times[name] = kept
-        self.times[times["id"]] = times
+        kept = self.times[sender][0] if sender in self.times else None
+        events = deque(maxlen=_MOST_PIECES) if kept is None else kept.events
+        batches = deque(maxlen=_MOST_PIECES) if kept is None else kept.batches
+        events.extend(times.events)
+        batches.extend(times.batches)
+        self.times[sender] = times._replace(events=events, batches=batches), rows
 
 
 class Merger:
@@ -64,7 +65,8 @@ class Merger:
 
     Args:
         workers: The workers.
-        assignments: The assignment of each of them.
+        position: Where the epoch begins.
+        seeds: The seeds of the stock pipes of each worker.
         counters: What is counted.
         passed: Receives the position after each item.
         plan: The lanes of the stream, if it is read in lanes.
@@ -75,7 +77,8 @@ class Merger:
     def __init__(
         self,
         workers: Sequence[Worker],
-        assignments: Sequence[Assignment],
+        position: Position,
+        seeds: Sequence[Any],
         counters: Counters,
         passed: deque[Position],
         *,
@@ -91,11 +94,11 @@ class Merger:
         self._turn = -1  # the one that the ranks have agreed on
         self._due: list[bool] = []  # which groups of lanes give a batch in that turn
         self._workers = workers
-        self._assignments = assignments
+        self._seeds = seeds
         self._counters = counters
         self._passed = passed
         self._ended: set[int] = set()
-        self.position: Position = assignments[0].position
+        self.position = position
         self._begin()
 
     def __iter__(self) -> Merger:
@@ -137,8 +140,8 @@ class Merger:
     def _begin(self) -> None:
         self._ended = set(range(self._num_groups, len(self._workers)))  # they have no lanes, so nobody asks them
         self._same_damage = SameDamage(len(self._workers))
-        for worker, assignment in zip(self._workers, self._assignments, strict=True):
-            worker.begin(replace(assignment, position=self.position, banned=self._counters.banned))
+        for worker, seeds in zip(self._workers, self._seeds, strict=True):
+            worker.begin(Assignment(self.position, seeds, self._counters.banned))
             worker.is_torn = False
 
     def _next(self) -> Any:
@@ -153,20 +156,10 @@ class Merger:
             place = number % self._num_groups % len(self._workers)
             worker = self._workers[place]
             message = None if place in self._ended else worker.peek()
-            if message is None:
+            if message is None or message.number > number:  # skipped samples are counted in the order of batches, too
                 self.position = self.position._replace(number=number + 1)
-            elif message.kind is Kind.ERROR:
-                raise _as_error(worker.take())
-            elif message.kind is Kind.SKIP and message.number <= number:
-                self._note(place, worker.take())
-            elif message.kind is Kind.TIMES:
-                self._counters.note_times(worker.take())
-            elif message.kind is Kind.END:
-                worker.take()
-                self._ended.add(place)
-                self._same_damage.check(place, math.inf)
-            elif message.number > number:  # also for skipped samples, which are counted in the order of the batches
-                self.position = self.position._replace(number=number + 1)
+            elif self._takes_aside(place, message):
+                continue
             elif message.kind is Kind.TURN or message.number < number:  # of a new worker, or not due on all ranks
                 worker.take()
             else:
@@ -189,35 +182,42 @@ class Merger:
         self._turn = self.position.number // self._num_groups
         lanes: dict[int, tuple[bool, Cursor | None]] = {}
         for place, worker in enumerate(self._workers):
-            lanes |= self._lanes_of(place, worker, self._turn * self._num_groups)
+            is_known = False
+            while not is_known and place not in self._ended:
+                message = worker.peek()
+                if not self._takes_aside(place, message):
+                    content = worker.take()
+                    is_known = message.kind is Kind.TURN and message.number == self._turn * self._num_groups
+                    lanes |= content if is_known else {}
         self._due, cursors = agreement.on_turn(self._plan, lanes)
         self.position = self.position._replace(cursors=merged(self.position.cursors, cursors))
         return any(self._due)
 
-    def _lanes_of(self, place: int, worker: Worker, number: int) -> dict[int, tuple[bool, Cursor | None]]:
-        """Return what a worker reports of its lanes before the turn that begins with batch `number`."""
-        while place not in self._ended:
-            message = worker.peek()
-            content = worker.take()
-            if message.kind is Kind.ERROR:
-                raise _as_error(content)
-            if message.kind is Kind.SKIP:
-                self._note(place, content)
-            elif message.kind is Kind.TIMES:
-                self._counters.note_times(content)
-            elif message.kind is Kind.END:
-                self._ended.add(place)
-            elif message.kind is Kind.TURN and message.number == number:
-                lanes: dict[int, tuple[bool, Cursor | None]] = content
-                return lanes
-        return {}
+    def _takes_aside(self, place: int, message: Message) -> bool:
+        """Take a worker's next message if it is not about the items of a batch; return whether that is so.
 
-    def _note(self, place: int, skip: Skip) -> None:
-        self._counters.note(skip)
-        if self._limits is not None:
-            self._limits.count(skip)
-        if skip.is_shard and self._plan is None:
-            self._same_damage.note(place, skip)
+        Raises:
+            Exception: The worker's error.
+        """
+        worker = self._workers[place]
+        if message.kind is Kind.ERROR:
+            raise _as_error(worker.take())
+        if message.kind is Kind.SKIP:
+            skip = worker.take()
+            self._counters.note(skip)
+            if self._limits is not None:
+                self._limits.count(skip)
+            if skip.is_shard and self._plan is None:
+                self._same_damage.note(place, skip)
+        elif message.kind is Kind.TIMES:
+            self._counters.note_times(*worker.take())
+        elif message.kind is Kind.END:
+            worker.take()
+            self._ended.add(place)
+            self._same_damage.check(place, math.inf)
+        else:
+            return False
+        return True
 
 
 class SameDamage:

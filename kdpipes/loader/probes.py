@@ -32,21 +32,22 @@ class Probes:
     has promised them; so do the pixels of an image that is decoded late.
 
     Args:
-        chain: A copy of the chain, which nobody else uses.
+        chain: A copy of a part of the chain, which nobody else uses.
+        first: The place of its last pipe among the pipes of the whole chain, last one first.
     """
 
-    def __init__(self, chain: Any) -> None:
+    def __init__(self, chain: Any, first: int = 0) -> None:
         self.meters = Meters(_NUM_EVENTS)
-        self.nodes: list[tuple[int, str]] = []  # the place of a pipe in `Chain.of(chain).pipes`, and what it does
+        self.nodes: list[tuple[int | None, str]] = []  # the place of a pipe, and what it does
         self.is_on = False
-        self._numbers: dict[tuple[int, str], int] = {}
+        self._numbers: dict[tuple[int | None, str], int] = {}
         self._late: dict[tuple[type, int], Any] = {}
         self._by_sample: list[tuple[Any, dict[str, Any]]] = []  # a pipe, and the methods that it gets
-        for place, pipe in enumerate(Chain.of(chain).pipes):
+        for place, pipe in enumerate(Chain.of(chain).pipes, first):
             self._by_sample.append((pipe, _prepared(self, pipe, place)))
 
-    def node(self, place: int, what: str = "") -> int:
-        """Return the number of what is measured for itself."""
+    def node(self, place: int | None, what: str = "") -> int:
+        """Return the number of what is measured for itself; the place None is the way to the main process."""
         number = self._numbers.get((place, what))
         if number is None:
             number = self._numbers[place, what] = len(self.nodes)

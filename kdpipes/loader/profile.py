@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableSequence
 from typing import Any, NamedTuple
 
 from kdpipes.core.chain import Chain
@@ -17,7 +17,6 @@ from kdpipes.loader.worker import Assignment, Options, Producer
 
 __all__ = ["Measured", "ProfiledProducer", "Row", "WorkerTimes", "measured", "producer_of"]
 
-SENDING = -1  # in the place of a pipe
 _SHARE = 0.005  # of the time, that may go into measuring
 _CALL_S = 3.5e-6  # what measuring one call costs, with all that goes with it, on a slow machine
 _EVERY_S = 0.1  # how often a worker reports
@@ -27,7 +26,7 @@ _numbers = itertools.count()
 
 def producer_of(chain: Any, options: Options) -> Producer:
     """Return what makes a worker's items, measured or not."""
-    return (ProfiledProducer if options.is_profiled else Producer)(chain, options.worker, options.num_workers)
+    return (ProfiledProducer if options.is_profiled else Producer)(chain, options)
 
 
 class ProfiledProducer(Producer):
@@ -35,18 +34,13 @@ class ProfiledProducer(Producer):
 
     So that measuring takes half a hundredth of the time, it is on for the first item, and then for as many as that
     allows. An item that was measured stands for those before it that were not.
-
-    Args:
-        chain: The chain; a copy of its pipes is measured.
-        worker: The number of the worker.
-        num_workers: How many there are.
     """
 
-    def __init__(self, chain: Any, worker: int, num_workers: int) -> None:
+    def __init__(self, chain: Any, options: Options) -> None:
         copied = Chain.of(chain).copy_pipes()
-        super().__init__(copied, worker, num_workers)
-        self._probes = Probes(copied)
-        self._sending = self._probes.node(SENDING)
+        super().__init__(copied, options)
+        self._probes = Probes(copied, options.num_main)
+        self._sending = self._probes.node(None)
         self._id = f"{os.getpid()}-{next(_numbers)}"
         self._totals: dict[int, list[float]] = {}
         self._num_items = 0
@@ -57,7 +51,7 @@ class ProfiledProducer(Producer):
         self._begun: float | None = None
         self._reported_at = 0.0
 
-    def epoch(self, assignment: Assignment, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:
+    def epoch(self, assignment: Assignment, send: Callable[[Message], None]) -> Iterator[None]:
         """Make the items of one epoch, measured; see `Producer`."""
         number = assignment.position.number
 
@@ -73,7 +67,7 @@ class ProfiledProducer(Producer):
                 self._probes.meters.here.meter.rows[self._sending][2] += size_of(item)
                 self._probes.meters.here.meter.leave_out()
 
-        made = super().epoch(assignment, first_epoch, measure)
+        made = super().epoch(assignment, measure)
         while True:
             self._begin()
             if next(made, _END) is _END:
@@ -98,51 +92,31 @@ class ProfiledProducer(Producer):
         now = meter.clock()
         if self._begun is None:
             return now
-        spent, self._begun = now - self._begun, None
+        spent = now - self._begun
         self._work_s += spent
-        if self._probes.is_on:
-            self._stand_for(number, now - spent, now)
-        else:
+        if not self._probes.is_on:
             self._pending_s += spent
+        else:
+            weight = 1.0
+            if number is not None and spent > 0:  # the end of an epoch stands for no item
+                self._batches.append((number, self._begun, now))
+                weight += self._pending_s / spent
+                self._pending_s = 0.0
+            for node, row in self._probes.meters.take().items():
+                if node != OUTSIDE:
+                    total = self._totals.setdefault(node, [0.0, 0.0, 0.0])
+                    total[:] = [so_far + weight * part for so_far, part in zip(total, row, strict=True)]
+                    self._cost_s += row[1] * _CALL_S
+        self._begun = None
         return now
-
-    def _stand_for(self, number: int | None, begun: float, now: float) -> None:
-        """Count an item that was measured, and as many like it as took the time that was not."""
-        spent = now - begun
-        if number is None or spent <= 0:  # the end of an epoch is like no item
-            self._count(1.0)
-            return
-        self._batches.append((number, begun, now))
-        self._count(1 + self._pending_s / spent)
-        self._pending_s = 0.0
-
-    def _count(self, weight: float) -> None:
-        for node, row in self._probes.meters.take().items():
-            if node != OUTSIDE:
-                total = self._totals.setdefault(node, [0.0, 0.0, 0.0])
-                total[:] = [so_far + weight * part for so_far, part in zip(total, row, strict=True)]
-                self._cost_s += row[1] * _CALL_S
 
     def _report(self, send: Callable[[Message], None]) -> None:
         self._reported_at = meter.clock()
-        nodes, batches = self._probes.nodes, self._batches
-        self._batches = []
-        send(
-            Message(
-                Kind.TIMES,
-                content={
-                    "id": self._id,
-                    "worker": self._worker,
-                    "process": os.getpid(),
-                    "items": self._num_items,
-                    "work_s": self._work_s,
-                    "idle_s": self._idle_s,
-                    "rows": [(*nodes[node], *row) for node, row in self._totals.items()],
-                    "events": [(*nodes[node], *times) for node, *times in self._probes.meters.take_events()],
-                    "batches": batches,
-                },
-            )
-        )
+        nodes, batches, self._batches = self._probes.nodes, self._batches, []
+        events: list[Any] = [(*nodes[node], *times) for node, *times in self._probes.meters.take_events()]
+        counted = self._options.worker, os.getpid(), self._num_items, self._work_s, self._idle_s
+        rows = [Row(*nodes[node], *row) for node, row in self._totals.items()]
+        send(Message(Kind.TIMES, content=(self._id, WorkerTimes(*counted, events, batches), rows)))
 
 
 class Row(NamedTuple):
@@ -181,8 +155,8 @@ class WorkerTimes(NamedTuple):
     num_items: int
     work_s: float
     idle_s: float
-    events: list[tuple[int | None, str, float, float]]
-    batches: list[tuple[int, float, float]]
+    events: MutableSequence[tuple[int | None, str, float, float]]
+    batches: MutableSequence[tuple[int, float, float]]
 
 
 class Measured(NamedTuple):
@@ -223,51 +197,26 @@ def measured(chain: Any, service: Any) -> Measured:
         service: One of kdpipes', which measures.
     """
     ends, part = main_part(chain, has_workers=service.has_workers)
-    counters, num_main = service.counters, len(ends)
-    times = sorted(counters.times.values(), key=lambda one: (one["worker"], one["id"]))
+    counters, probes = service.counters, service.main_probes
+    found = sorted(counters.times.items(), key=lambda item: (item[1][0].worker, item[0]))
+    main_rows = (
+        [] if probes is None else [Row(*probes.nodes[n], *row) for n, row in probes.meters.totals().items() if n >= 0]
+    )
+    total: dict[tuple[int | None, str], Row] = {}
+    for _, (_, rows) in found:
+        for place, what, *numbers in rows:
+            before = total.get((place, what), Row(place, what, 0.0, 0.0, 0.0))
+            total[place, what] = Row(place, what, *(a + b for a, b in zip(before[2:], numbers, strict=True)))
     return Measured(
         pipes=[*ends, *Chain.of(part).pipes],
-        num_main=num_main,
-        rows=_summed([(_shifted(place, num_main), *rest) for one in times for place, *rest in one["rows"]]),
-        main_rows=_main_rows(service.main_probes, num_main),
-        workers=[_worker(one, num_main) for one in times],
+        num_main=len(ends),
+        rows=list(total.values()),
+        main_rows=[row for row in main_rows if row.place is not None and row.place < len(ends)],
+        workers=[times._replace(events=list(times.events), batches=list(times.batches)) for _, (times, _) in found],
         num_batches=counters.num_items,
         num_samples=counters.num_samples,
         busy_s=counters.busy_s,
         wait_s=counters.wait_s,
         has_workers=service.has_workers,
         num_workers=service.num_workers,
-    )
-
-
-def _shifted(place: int, num_main: int) -> int | None:
-    return None if place == SENDING else place + num_main
-
-
-def _summed(rows: list[Any]) -> list[Row]:
-    total: dict[tuple[Any, str], Row] = {}
-    for place, what, *numbers in rows:
-        before = total.get((place, what), Row(place, what, 0.0, 0.0, 0.0))
-        total[place, what] = Row(place, what, *(a + b for a, b in zip(before[2:], numbers, strict=True)))
-    return list(total.values())
-
-
-def _main_rows(probes: Any, num_main: int) -> list[Row]:
-    if probes is None:
-        return []
-    so_far = probes.meters.totals()
-    found = [Row(*probes.nodes[node], *row) for node, row in so_far.items() if node >= 0]
-    return [row for row in found if row.place is not None and row.place < num_main]
-
-
-def _worker(times: dict[str, Any], num_main: int) -> WorkerTimes:
-    events = [(_shifted(place, num_main), *rest) for place, *rest in times["events"]]
-    return WorkerTimes(
-        times["worker"],
-        times["process"],
-        times["items"],
-        times["work_s"],
-        times["idle_s"],
-        events,
-        list(times["batches"]),
     )

@@ -35,7 +35,7 @@ from kdpipes.loader.probes import Probes
 from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, name_classes
 from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
-from kdpipes.loader.worker import Assignment, Options, Position, Seeds, Worker, seed_of
+from kdpipes.loader.worker import Options, Position, Seeds, Worker, seed_of
 from kdpipes.loader.worker_main import Payload
 from kdpipes.storage.shared import Shared, is_sharing
 
@@ -76,7 +76,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self._start: Position | None = None
         self._continues = False  # whether an epoch begins where the lanes of the previous one have ended
         self.position = Position()  # after the item that was delivered last
-        self._first_epoch = 0
+        self._first_epoch = self._num_main = 0
         self._has_warned = False
         self._is_main_one_to_one = True
         self._ranks: Ranks | None = None  # the ranks that the chain is dealt to; None if each gets all batches
@@ -92,8 +92,9 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def _options(self, number: int) -> Options:
         """Return how a worker works."""
-        first, is_profiled = self._first_epoch, self.is_profiled
-        return Options(number, self.num_workers, first, self.prefetch, is_profiled, self.timeout_s)
+        return Options(
+            number, self.num_workers, self._first_epoch, self.prefetch, self.is_profiled, self._num_main, self.timeout_s
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments alone, for copies: the workers and the position stay here."""
@@ -115,7 +116,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
                 "`.sharding_round_robin_dispatch()` needs torchdata's MultiProcessingReadingService. `.deal()` gives "
                 "each worker batches of its own, without a process in between."
             )
-        self._chain, self._checkpointer = chain, Checkpointer(chain, self.num_workers)
+        self._chain, self._num_main = chain, len(ends)
+        self._checkpointer = Checkpointer(chain, self.num_workers)
         for pipe in Chain.of(chain).of_type(Pipe):
             pipe.prepare_for_workers()
         dealer = Chain.of(chain).resumable_deal()
@@ -238,22 +240,27 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         return item
 
     def _merger(self) -> Merger:
-        seeds = Seeds(seed_of(self.base_seed, self.position.epoch)) if self.base_seed is not None else self._seeds
-        assignments = [
-            Assignment(self.position, None if seeds is None else seeds.spawn(number))
-            for number in range(len(self._workers))
-        ]
-        chain = Chain.of(self._chain)
+        chain, position, num_workers = Chain.of(self._chain), self.position, len(self._workers)
+        seeds = self._seeds if self.base_seed is None else Seeds(seed_of(self.base_seed, position.epoch))
         dealer, handler = chain.resumable_deal(), chain.error_handler()
-        limits = None
+        limits = plan = None
         if dealer is not None and handler is not None:
-            limits = SkipLimits(handler, dealer.sharding().num_ranks, self.position.number)
-        plan = None if dealer is None or not dealer.has_lanes else dealer.lane_plan()
-        if plan is not None and len(self._workers) > plan.num_groups and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(plan.idle_text(len(self._workers)), stacklevel=2)
-        agreed: dict[str, Any] = {"plan": plan, "agreement": None if plan is None else self._agreement}
-        return Merger(self._workers, assignments, self.counters, self._passed, **agreed, limits=limits)
+            limits = SkipLimits(handler, dealer.sharding().num_ranks, position.number)
+        if dealer is not None and dealer.has_lanes:
+            plan = dealer.lane_plan()
+            if num_workers > plan.num_groups and not self._has_warned:
+                self._has_warned = True
+                warnings.warn(plan.idle_text(num_workers), stacklevel=2)
+        return Merger(
+            self._workers,
+            position,
+            [None if seeds is None else seeds.spawn(number) for number in range(num_workers)],
+            self.counters,
+            self._passed,
+            plan=plan,
+            agreement=None if plan is None else self._agreement,
+            limits=limits,
+        )
 
     def _pause(self, pause_fn: Any = None) -> Any:
         """Called by DataLoader2's `limit`; does nothing, because the state is right at any moment."""

@@ -31,13 +31,12 @@ class InlineWorker(Worker):
 
     def __init__(self, chain: Any, options: Options) -> None:
         self.producer = producer_of(chain, options)
-        self._first_epoch = options.first_epoch
         self._messages: deque[Message] = deque()
         self._steps: Iterator[None] = iter(())
 
     def begin(self, assignment: Assignment) -> None:
         self._messages.clear()
-        self._steps = self.producer.epoch(assignment, self._first_epoch, self._messages.append)
+        self._steps = self.producer.epoch(assignment, self._messages.append)
 
     def peek(self) -> Message:
         while not self._messages:
@@ -116,10 +115,7 @@ class ThreadWorker(Worker):
 
     def _start(self) -> None:
         self._queue = _Queue(self._options.prefetch)
-        arguments, name = (
-            (self.producer, self._options.first_epoch, self._queue),
-            f"kdpipes worker {self._options.worker}",
-        )
+        arguments, name = (self.producer, self._queue), f"kdpipes worker {self._options.worker}"
         self._thread = threading.Thread(target=_run, args=arguments, name=name, daemon=True)
         self._thread.start()
         self._finalizer = weakref.finalize(self, _end, self._queue, self._thread)
@@ -162,12 +158,12 @@ class ThreadWorker(Worker):
         self._finalizer()
 
 
-def _run(producer: Producer, first_epoch: int, queue: _Queue) -> None:
+def _run(producer: Producer, queue: _Queue) -> None:
     assignment, generation = queue.next_assignment(0)
     while assignment is not None:
         send = functools.partial(queue.put, generation=generation)
         try:
-            for _ in producer.epoch(assignment, first_epoch, send):
+            for _ in producer.epoch(assignment, send):
                 if not queue.may_go_on(generation):
                     break
         except BaseException as error:  # such as SystemExit in a user's code, which would end the thread silently

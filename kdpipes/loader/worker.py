@@ -115,9 +115,10 @@ class Options:
 
     worker: int
     num_workers: int
-    first_epoch: int
+    first_epoch: int  # the number of the chain's first epoch, from which positions count
     prefetch: int
-    is_profiled: bool
+    is_profiled: bool = False
+    num_main: int = 0  # how many pipes run in the main process
     timeout_s: float | None = None
     num_buffers: int = 0
     max_bytes: int = 0
@@ -167,14 +168,13 @@ class Producer:
 
     Args:
         chain: The copy; it is sharded here.
-        worker: The number of the worker.
-        num_workers: The number of workers.
+        options: How the worker works.
     """
 
-    def __init__(self, chain: Any, worker: int, num_workers: int) -> None:
+    def __init__(self, chain: Any, options: Options) -> None:
         self._chain = chain
-        self._worker, self._num_workers = worker, num_workers
-        graph_settings.apply_sharding(chain, num_workers, worker, SHARDING_PRIORITIES.MULTIPROCESSING)
+        self._options = options
+        graph_settings.apply_sharding(chain, options.num_workers, options.worker, SHARDING_PRIORITIES.MULTIPROCESSING)
         read = Chain.of(chain)
         self._dealer = read.resumable_deal()
         self._num_skipped = 0  # of the batch that is being made
@@ -184,14 +184,8 @@ class Producer:
         self._counting = [pipe for pipe in read.pipes if isinstance(pipe, Counting)]
         self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
 
-    def epoch(self, assignment: Assignment, first_epoch: int, send: Callable[[Message], None]) -> Iterator[None]:
-        """Make the items of one epoch, and send each; to be resumed for the next one.
-
-        Args:
-            assignment: What the worker does, and where it begins.
-            first_epoch: The number of the chain's first epoch, which the assignment's is counted from.
-            send: A function that takes the messages, in order.
-        """
+    def epoch(self, assignment: Assignment, send: Callable[[Message], None]) -> Iterator[None]:
+        """Make the items of one epoch, and pass each message to `send`; to be resumed for the next item."""
 
         def skip(skipped: Skip) -> None:
             self._num_skipped += not (skipped.is_shard or skipped.is_replaced)
@@ -201,7 +195,7 @@ class Producer:
             if assignment.seeds is not None:
                 _seed_stock_pipes(self._chain, assignment.seeds)
             for pipe, first in zip(self._counting, self._first_epochs, strict=True):
-                pipe.set_epoch(max(first + assignment.position.epoch - first_epoch, 0))
+                pipe.set_epoch(max(first + assignment.position.epoch - self._options.first_epoch, 0))
             for dealer in self._dealers:
                 dealer.skip(assignment.banned, skip)
             yield from (self._counted if self._dealer is None else self._dealt)(assignment.position, send)
@@ -254,7 +248,7 @@ class Producer:
 
     def _counted(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
         for count, item in enumerate(self._chain):
-            number = count * self._num_workers + self._worker
+            number = count * self._options.num_workers + self._options.worker
             if number >= start.number:
                 send(Message(Kind.ITEM, number, item, is_last=True))
                 yield

@@ -121,7 +121,7 @@ def _work(payload: Payload, sender: Sender, options: Options) -> None:
             torch.manual_seed(seeds.generate_seed())
             np.random.seed(seeds.generate_seed() >> 32)
         try:
-            for _ in producer.epoch(assignment, options.first_epoch, sender.send):
+            for _ in producer.epoch(assignment, sender.send):
                 if not sender.may_go_on():
                     break
         except BaseException as error:  # such as SystemExit in a user's code, which would end the process silently
