@@ -123,23 +123,19 @@ class _Digest:
 
     def __init__(self) -> None:
         self.num_samples = 0
-        self._sums = np.zeros(2, np.uint64)
-        self._order = hashlib.blake2b(digest_size=16)
+        self.sums = np.zeros(2, np.uint64)
+        self.order = hashlib.blake2b(digest_size=16)
 
     def add(self, positions: NDArray[Any]) -> None:
         """Add samples by their positions in the plan."""
         numbers = np.asarray(positions, np.uint64)
         self.num_samples += len(numbers)
-        self._sums += _sums(numbers)
-        self._order.update(numbers.astype("<u8").tobytes())
+        self.sums += _sums(numbers)
+        self.order.update(numbers.astype("<u8").tobytes())
 
-    @property
-    def digest(self) -> str:
-        return _text(self._sums)
-
-    @property
-    def order(self) -> str:
-        return self._order.hexdigest()
+    def as_dict(self) -> dict[str, Any]:
+        """Return the number and the digest in any order."""
+        return {"num_samples": self.num_samples, "digest": _text(self.sums)}
 
 
 def _mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
@@ -159,15 +155,6 @@ def _text(totals: Iterable[Any]) -> str:
     return "".join(f"{int(total):016x}" for total in totals)
 
 
-def _sum_of(digests: Iterable[str]) -> str:
-    totals = [0, 0]
-    for digest in digests:
-        totals = [
-            (total + int(part, 16)) % 2**64 for total, part in zip(totals, (digest[:16], digest[16:]), strict=True)
-        ]
-    return _text(totals)
-
-
 def receipt_of(
     chain: Any,
     delivered: Delivered,
@@ -175,7 +162,7 @@ def receipt_of(
     ranks: Ranks,
     *,
     pipes: Sequence[str],
-    sizes: Mapping[str, Any] | None,
+    sizes: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the receipt of the last epoch of a loader: see `Loader.receipt`.
 
@@ -195,13 +182,29 @@ def receipt_of(
         raise ChainError(
             "A receipt needs `.deal(...)`, which numbers the batches, without pipes after it that hold batches back."
         )
+    ranks = Ranks() if deal.is_for_all_ranks else ranks
+    own = [skip for skip in skips if skip.epoch == delivered.epoch]
     if isinstance(deal, DealerIterDataPipe):
-        return _receipt_of_stream(deal, delivered, skips, ranks, list(pipes), dict(sizes or {}))
-    ranks, num_samples = Ranks() if deal.is_for_all_ranks else ranks, len(deal.source)
+        samples = _samples_of_stream(deal, delivered, own)
+    else:
+        samples = _planned_samples(deal, delivered, own, ranks)
+    return {
+        "version": _VERSION,
+        "pipes": list(pipes),
+        "sizes": dict(sizes),
+        "epoch": delivered.epoch,
+        "rank": ranks.rank,
+        "num_ranks": ranks.num_ranks,
+        **samples,
+    }
+
+
+def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: Ranks) -> dict[str, Any]:
+    num_samples = len(deal.source)
     plans = [deal.planned_epoch(delivered.epoch, Ranks(rank, ranks.num_ranks)) for rank in range(ranks.num_ranks)]
     num_batches = plans[0].num_batches
     batches = range(delivered.first, max(min(delivered.stop, num_batches), delivered.first))
-    left_out = [skip.ordinal for skip in skips if skip.epoch == delivered.epoch and not skip.is_shard]
+    left_out = [skip.ordinal for skip in skips if not skip.is_shard]
     planned, given, skipped, num_padding = _Digest(), _Digest(), _Digest(), 0
     for plan in plans:
         for ordinals, positions in _parts(plan, range(num_batches)):
@@ -212,31 +215,18 @@ def receipt_of(
         skipped.add(positions[is_skipped & ~is_padding])
         num_padding += int((is_padding & ~is_skipped).sum())
     return {
-        "version": _VERSION,
-        "pipes": list(pipes),
-        "sizes": dict(sizes or {}),
-        "epoch": delivered.epoch,
-        "rank": ranks.rank,
-        "num_ranks": ranks.num_ranks,
         "batches": [batches.start, batches.stop],
         "num_batches": num_batches,
         "num_samples": given.num_samples,
         "num_padding": num_padding,
-        "digest": given.digest,
-        "order": given.order,
-        "skipped": {"num_samples": skipped.num_samples, "digest": skipped.digest},
-        "planned": {"num_samples": planned.num_samples, "digest": planned.digest},
+        "digest": _text(given.sums),
+        "order": given.order.hexdigest(),
+        "skipped": skipped.as_dict(),
+        "planned": planned.as_dict(),
     }
 
 
-def _receipt_of_stream(
-    deal: DealerIterDataPipe,
-    delivered: Delivered,
-    skips: Iterable[Skip],
-    ranks: Ranks,
-    pipes: list[str],
-    sizes: dict[str, Any],
-) -> dict[str, Any]:
+def _samples_of_stream(deal: DealerIterDataPipe, delivered: Delivered, skips: list[Skip]) -> dict[str, Any]:
     given, num_batches = delivered.given, len(deal) if deal.continues else None
     if given.num_unknown:
         raise ChainError(
@@ -246,19 +236,12 @@ def _receipt_of_stream(
     stop = None if delivered.stop == _ALL else delivered.stop
     if num_batches is not None:
         stop = min(delivered.stop, num_batches)
-    own = [skip for skip in skips if skip.epoch == delivered.epoch and delivered.first <= skip.batch < delivered.stop]
+    own = [skip for skip in skips if delivered.first <= skip.batch < delivered.stop]
     keys = [skip.key for skip in own if not skip.is_shard]
     if deal.uneven == "pad":  # a sample that pads a batch may be tried, and skipped, again
         keys = sorted(set(keys))
     skipped = np.frombuffer(b"".join(map(hash_of_sample, keys)), "<u8")
-    ranks = Ranks() if deal.is_for_all_ranks else ranks
     return {
-        "version": _VERSION,
-        "pipes": pipes,
-        "sizes": sizes,
-        "epoch": delivered.epoch,
-        "rank": ranks.rank,
-        "num_ranks": ranks.num_ranks,
         "batches": [delivered.first, stop],
         "num_batches": num_batches,
         "num_samples": given.num_samples,
@@ -379,7 +362,8 @@ def _problems(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
     digests = [digest for receipt in receipts for digest in (receipt["digest"], receipt["skipped"]["digest"])]
     counts = [receipt["num_samples"] + receipt["skipped"]["num_samples"] for receipt in receipts]
     planned = first["planned"]
-    if not found and (sum(counts), _sum_of(digests)) != (planned["num_samples"], planned["digest"]):
+    total = _text(sum(int(digest[at : at + 16], 16) for digest in digests) % 2**64 for at in (0, 16))
+    if not found and (sum(counts), total) != (planned["num_samples"], planned["digest"]):
         number = planned["num_samples"]
         yield f"{sum(counts):,} samples were delivered or skipped, but they are not the {number:,} planned ones."
 

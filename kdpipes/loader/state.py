@@ -139,11 +139,10 @@ class Checkpointer:
             ValueError: It is not a state, or belongs to another version, other batches or another chain; or one of its
                 entries has a wrong type or is out of range.
         """
-        if not isinstance(state, Mapping) or not {"version", "epoch", "batch", "pipes"} <= set(state):
-            raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
-        if state["version"] not in (1, _VERSION):
+        is_state = isinstance(state, Mapping) and {"version", "epoch", "batch", "pipes"} <= set(state)
+        if is_state and state["version"] not in (1, _VERSION):
             raise ValueError(f"The state is of version {state['version']}, but this kdpipes reads version {_VERSION}.")
-        pipes = state["pipes"]
+        pipes = state["pipes"] if is_state else None
         if not isinstance(pipes, list | tuple) or not all(isinstance(entry, str) for entry in pipes):
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
         if state["version"] == _VERSION:
@@ -189,7 +188,13 @@ class Checkpointer:
 
     def _reject_other_numbers(self, state: Mapping[str, Any]) -> None:
         now = self.sizes()
-        _reject_other_limits(state, now)
+        names = ("batch_by", "max_tokens", "global_max_tokens", "batch_size", "global_batch_size")
+        then_cut, now_cut = ({name: of[name] for name in names if name in of} for of in (state, now))
+        if then_cut != now_cut and "batch_by" in {*then_cut, *now_cut}:
+            was, is_now = (", ".join(f"{name}={value!r}" for name, value in cut.items()) for cut in (then_cut, now_cut))
+            raise ValueError(
+                f"The state was taken with `deal({was})`, but this loader has `deal({is_now})`. Use the same."
+            )
         size = state.get("global_batch_size")
         if size != now.get("global_batch_size"):
             raise ValueError(
@@ -263,25 +268,13 @@ def _reject_entry(name: str, rule: str, value: Any) -> NoReturn:
     raise ValueError(must_be(f"state_dict[{name!r}]", rule, value, hint))
 
 
-def _reject_other_limits(state: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Reject the state of batches by length where this loader's are not the same, and the other way round."""
-    names = ("batch_by", "max_tokens", "global_max_tokens", "batch_size", "global_batch_size")
-    then_cut, now_cut = ({name: of[name] for name in names if name in of} for of in (state, now))
-    if then_cut != now_cut and "batch_by" in {*then_cut, *now_cut}:
-        was, is_now = (", ".join(f"{name}={value!r}" for name, value in cut.items()) for cut in (then_cut, now_cut))
-        raise ValueError(f"The state was taken with `deal({was})`, but this loader has `deal({is_now})`. Use the same.")
-
-
 def _difference(then: list[str], now: list[str]) -> str:
     names_then, names_now = [[entry.rpartition(":")[0] for entry in entries] for entries in (then, now)]
     if names_then != names_now:
-        return f"it was taken from {_shown(names_then)}, but this chain is {_shown(names_now)}."
+        # Fingerprints name the last pipe first.
+        then_shown, now_shown = (" → ".join(map(shown_name, reversed(names))) for names in (names_then, names_now))
+        return f"it was taken from {then_shown}, but this chain is {now_shown}."
     for name, was, is_now in reversed(list(zip(names_now, then, now, strict=True))):  # the cause is upstream
         if was != is_now:
             return f"the arguments, the code or the data of `{shown_name(name)}` have changed."
     return ""
-
-
-def _shown(names: list[str]) -> str:
-    """Return what fingerprints call the pipes of a chain as users call them, the source first."""
-    return " → ".join(map(shown_name, reversed(names)))
