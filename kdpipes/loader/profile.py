@@ -1,22 +1,36 @@
-"""Profile a chain: each worker measures its own copy, and the main process adds up the results."""
+"""Profile a chain: each worker measures its own copy, and the main process adds up the results.
+
+`ProfiledProducer` decides which items of a worker are measured, and reports. `Probes` measure the pipes from outside,
+by wrapping their methods: pipes contain no profiling code.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from torch.utils.data import MapDataPipe
+from torch.utils.data.datapipes.iter import ShardingFilter
+
 from kdpipes.core.chain import Chain
+from kdpipes.core.iter_pipe import IterPipe, Streaming
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.sample import Sample
 from kdpipes.delivery import meter
-from kdpipes.delivery.meter import OUTSIDE, size_of
+from kdpipes.delivery.meter import OUTSIDE, Meters, size_of
+from kdpipes.delivery.to_device import DeviceMoverIterDataPipe, is_ready
 from kdpipes.loader.channel import Kind, Message
-from kdpipes.loader.probes import Probes
 from kdpipes.loader.state import main_part
 from kdpipes.loader.worker import Assignment, Options, Producer
 
-__all__ = ["Measured", "ProfiledProducer", "Row", "WorkerTimes", "measured", "producer_of"]
+__all__ = ["COPYING", "Measured", "Probes", "ProfiledProducer", "Row", "WorkerTimes", "measured", "producer_of"]
 
+COPYING = "copying batches in a thread"
+_BESIDES = {"finish": "giving samples", "prefetch": "reading ahead"}  # methods
+_NUM_EVENTS = 20_000  # of a thread, for a trace
 _SHARE = 0.005  # of the time, that may go into measuring
 _CALL_S = 3.5e-6  # what measuring one call costs, with all that goes with it, on a slow machine
 _EVERY_S = 0.1  # how often a worker reports
@@ -220,3 +234,221 @@ def measured(chain: Any, service: Any) -> Measured:
         has_workers=service.has_workers,
         num_workers=service.num_workers,
     )
+
+
+class Probes:
+    """Measures the pipes of a chain while they are on.
+
+    A pipe of kdpipes' gets methods of its own as attributes of the instance, a stock pipe a subclass of its class. What
+    is called for each sample is put there and taken off; iterators live for an epoch, and ask whether it is on. The
+    values that a pipe promises are measured when they are made, which is in a later pipe, and count for the pipe that
+    has promised them; so do the pixels of an image that is decoded late.
+
+    Args:
+        chain: A copy of a part of the chain, which nobody else uses.
+        first: The place of its last pipe among the pipes of the whole chain, last one first.
+    """
+
+    def __init__(self, chain: Any, first: int = 0) -> None:
+        self.meters = Meters(_NUM_EVENTS)
+        self.nodes: list[tuple[int | None, str]] = []  # the place of a pipe, and what it does
+        self.is_on = False
+        self._numbers: dict[tuple[int | None, str], int] = {}
+        self._late: dict[tuple[type, int], Any] = {}
+        self._by_sample: list[tuple[Any, dict[str, Any]]] = []  # a pipe, and the methods that it gets
+        for place, pipe in enumerate(Chain.of(chain).pipes, first):
+            self._by_sample.append((pipe, self._prepared(pipe, place)))
+
+    def node(self, place: int | None, what: str = "") -> int:
+        """Return the number of what is measured for itself; the place None is the way to the main process."""
+        number = self._numbers.get((place, what))
+        if number is None:
+            number = self._numbers[place, what] = len(self.nodes)
+            self.nodes.append((place, what))
+        return number
+
+    def on(self) -> None:
+        """Start measuring. Call this only between two items."""
+        if not self.is_on:
+            self.is_on = True
+            for pipe, methods in self._by_sample:
+                vars(pipe).update(methods)
+
+    def off(self) -> None:
+        """Stop measuring. Call this only between two items."""
+        if self.is_on:
+            self.is_on = False
+            for pipe, methods in self._by_sample:
+                for name in methods:
+                    vars(pipe).pop(name, None)
+
+    def run(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function, and measure it if measuring is on."""
+        return self.meters.here.meter.run(node, function, *args) if self.is_on else function(*args)
+
+    def watch(self, sample: Any, place: int) -> Any:
+        """Let the values that a pipe has promised count for it when they are made."""
+        if isinstance(sample, Sample):
+            for value in sample.scope().values():
+                value.wrap(lambda load, what: self._timed(load, place, what))
+            self.meters.here.meter.leave_out()
+        return sample
+
+    def column(self, place: int, what: str, make: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Return the values of a field of many samples, whose work counts for a pipe."""
+        node = self.node(place, what)
+        meter = self.meters.here.meter
+        values = meter.run(node, make)
+        made = [self.late(value, node) for value in values]
+        row = meter.rows[node]
+        row[1] += len(values) - 1
+        row[2] += sum(size_of(value) for value, late in zip(values, made, strict=True) if late is value)
+        meter.leave_out()
+        return made
+
+    def _timed(self, load: Any, place: int, what: str) -> Any:
+        return None if type(load) is _Timed else _Timed(self, self.node(place, what), load)
+
+    def late(self, value: Any, node: int) -> Any:
+        """Return a value whose work is not done yet as one that is measured when it is."""
+        methods = getattr(type(value), "late_methods", ())
+        if not methods:
+            return value
+        kind = self._late.get((type(value), node))
+        if kind is None:
+            kind = self._late[type(value), node] = _subclass(type(value), {"__slots__": (), "late_methods": ()})
+            for name in methods:
+                setattr(kind, name, self._late_method(getattr(type(value), name), node))
+        made = kind.__new__(kind)
+        for name in type(value).__slots__:
+            setattr(made, name, getattr(value, name))
+        return made
+
+    def _late_method(self, method: Callable[..., Any], node: int) -> Callable[..., Any]:
+        def run(value: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.is_on:
+                return method(value, *args, **kwargs)
+            meter = self.meters.here.meter
+            made = meter.run(node, partial(method, value, **kwargs), *args)
+            meter.rows[node][2] += size_of(made)
+            meter.leave_out()
+            return made
+
+        return run
+
+    def _prepared(self, pipe: Any, place: int) -> dict[str, Any]:
+        """Let a pipe give measured iterators; return the measured methods that are called for each sample."""
+        node = self.node(place)
+        if isinstance(pipe, MapPipe):
+            methods = {name: self._measured(getattr(pipe, name), self.node(place, _BESIDES[name])) for name in _BESIDES}
+            methods["read_fields"] = self._measured_columns(pipe.read_fields, node, place)
+            methods["read_items"] = self._measured_columns(pipe.read_items, node, place)
+            fetch = self._measured(pipe.fetch, node)
+            return {**methods, "fetch": fetch if pipe.traits.is_plan else lambda index: self.watch(fetch(index), place)}
+        if not isinstance(pipe, Streaming):
+            self._measure_stock(pipe, node)
+            return {}
+        if isinstance(pipe, DeviceMoverIterDataPipe):
+            vars(pipe)["copy"] = self._measured(pipe.copy, self.node(place, COPYING))
+        if not isinstance(pipe, IterPipe):
+            vars(pipe)["iterate"] = self._measured_items(pipe.iterate, node, None)
+            return {}
+        samples = self._measured_items(pipe.samples, node, None if pipe.traits.is_plan else place)
+        iterate = self._measured_items(pipe.iterate, self.node(place, "binding samples"), None)
+        vars(pipe).update(samples=samples, iterate=iterate)
+        return {"finish": self._measured(pipe.finish, self.node(place, _BESIDES["finish"]))}
+
+    def _measure_stock(self, pipe: Any, node: int) -> None:
+        base = type(pipe)
+        if base is ShardingFilter:  # torch and torchdata look for exactly this class
+            return
+        kind = _subclass(base, {})  # torch's metaclass would wrap what stands in the body of the class
+        if isinstance(pipe, MapDataPipe):
+            kind.__getitem__ = lambda pipe, index: self.run(node, base.__getitem__, pipe, index)
+        else:
+            kind.__iter__ = lambda pipe: _Items(self, base.__iter__(pipe), node, None)
+        pipe.__class__ = kind
+
+    def _measured(self, method: Callable[..., Any], node: int) -> Callable[..., Any]:
+        here = self.meters.here
+
+        def run(*args: Any) -> Any:
+            return here.meter.run(node, method, *args)
+
+        return run
+
+    def _measured_columns(
+        self, method: Callable[..., Any], node: int, place: int
+    ) -> Callable[..., Sequence[Any] | None]:
+        """Return a method that reads many samples at once, measured. Each sample counts as one call."""
+
+        def run(*args: Any) -> Any:
+            *_, positions, bulk = args
+            meter = self.meters.here.meter
+            before, bulk.measure = bulk.measure, partial(self.column, place)
+            try:
+                made = meter.run(node, method, *args)
+            finally:
+                bulk.measure = before
+            meter.rows[node][1] += -1 if made is None else len(positions) - 1
+            return made
+
+        return run
+
+    def _measured_items(
+        self, method: Callable[[], Iterator[Any]], node: int, watched: int | None
+    ) -> Callable[[], Iterator[Any]]:
+        beginning = self.node(self.nodes[node][0], "beginning an epoch")
+        return lambda: _Items(self, self.run(beginning, method), node, watched)
+
+
+def _subclass(base: Any, namespace: dict[str, Any]) -> Any:
+    """Return a subclass that calls itself as its base does."""
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base)(base.__name__, (base,), {**names, **namespace})
+
+
+class _Timed:
+    """What computes the value of a field, measured."""
+
+    __slots__ = ("_load", "_node", "_probes")
+
+    def __init__(self, probes: Probes, node: int, load: Callable[..., Any]) -> None:
+        self._probes, self._node, self._load = probes, node, load
+
+    def __call__(self, sample: Sample, *values: Any) -> Any:
+        probes, node = self._probes, self._node
+        if not probes.is_on:
+            return self._load(sample, *values)
+        meter = probes.meters.here.meter
+        value = meter.run(node, self._load, sample, *values)
+        made = probes.late(value, node)
+        if made is value:  # otherwise the bytes are those that it was given, and what it makes of them is to come
+            meter.rows[node][2] += size_of(value)
+        meter.leave_out()
+        return made
+
+
+class _Items:
+    """The items of a stream, each measured as it is made; `watched` is the place of a pipe that promises values."""
+
+    def __init__(self, probes: Probes, items: Iterator[Any], node: int, watched: int | None) -> None:
+        self._probes, self._items, self._node, self._watched = probes, items, node, watched
+
+    def __iter__(self) -> _Items:
+        return self
+
+    def is_ready(self) -> bool:
+        return is_ready(self._items)
+
+    def __next__(self) -> Any:
+        probes = self._probes
+        if not probes.is_on:
+            return next(self._items)
+        meter = probes.meters.here.meter
+        try:
+            item = meter.run(self._node, next, self._items)
+        except StopIteration:
+            meter.rows[self._node][1] -= 1  # the end is no item
+            raise
+        return item if self._watched is None else probes.watch(item, self._watched)

@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,8 +31,8 @@ from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
 from kdpipes.delivery.skipping import SkipLimits
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.loader.merge import Agreement, Counters, Merger
-from kdpipes.loader.probes import Probes
 from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, name_classes
+from kdpipes.loader.profile import Probes
 from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
 from kdpipes.loader.worker import Options, Position, Seeds, Worker, seed_of
@@ -128,12 +128,20 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self._first_epoch = self._checkpointer.next_epoch()
         if self._start is None:
             self.start_at(self._checkpointer.first_position())
-        self._is_main_one_to_one = all(map(_is_one_to_one, ends))
+        # Whether each pipe of the main process gives one item for each, even if it holds some back.
+        kinds = (DeviceMoverIterDataPipe, Mapper, Collator)
+        self._is_main_one_to_one = all(
+            isinstance(end, kinds) or is_of_torchdata(end, "FullSync", "PinMemory") for end in ends
+        )
         self.finalize()  # ends the workers that an interrupted call has left
         with uninterrupted():
             self._workers = self._start_workers()
         service = weakref.proxy(self)  # in a cycle, workers and caches would wait for the garbage collector
-        self._items = _with_source(ends, _ItemPipe(lambda: service._merger()))
+        self._items = _ItemPipe(lambda: service._merger())
+        for end in reversed(ends):  # the merged items take the place of the part that workers run
+            name = next(name for name, value in vars(end).items() if isinstance(value, IterDataPipe))
+            setattr(end, name, self._items)
+            self._items = end
         if self.is_profiled:
             self.main_probes = Probes(self._items)
             self.main_probes.on()
@@ -160,21 +168,13 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def checkpoint(self) -> bytes:
         """Called by DataLoader2's `state_dict`."""
-        return json.dumps(self.state_dict()).encode()
+        return json.dumps(self._checkpointer.state_at(self.position)).encode()
 
     def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
         """Called by DataLoader2 in place of `initialize`, after its `from_state` or `load_state_dict`."""
         end = self.initialize(datapipe)
-        self.load_state_dict(json.loads(serialized_state))
+        self.start_at(self._checkpointer.position_in(json.loads(serialized_state), strict=True))
         return end
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands: after the item that was delivered last."""
-        return self._checkpointer.state_at(self.position)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume the next iteration at the position where the state was saved."""
-        self.start_at(self._checkpointer.position_in(state_dict, strict=strict))
 
     def start_at(self, position: Position) -> None:
         """Let the next iteration begin at `position`."""
@@ -266,8 +266,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         """Called by DataLoader2's `limit`; does nothing, because the state is right at any moment."""
         return pause_fn
 
-    def _resume(self, resume_fn: Any = None) -> Any:
-        return resume_fn
+    _resume = _pause
 
     def _limit(self, num_batches: int | None, limit_fn: Any = None) -> Any:
         return limit_fn
@@ -429,12 +428,6 @@ def _introduce_to_torchdata() -> None:
         known.CheckpointableReadingServiceInterface.register(ReadingService)
 
 
-def _is_one_to_one(pipe: Any) -> bool:
-    """Return whether a pipe of the main process gives one item for each, even if it holds some back."""
-    kinds = (DeviceMoverIterDataPipe, Mapper, Collator)
-    return isinstance(pipe, kinds) or is_of_torchdata(pipe, "FullSync", "PinMemory")
-
-
 def _check_timeout(timeout_s: Any) -> float | None:
     if timeout_s is None:
         return None
@@ -446,11 +439,7 @@ def _check_timeout(timeout_s: Any) -> float | None:
 
 
 class _ItemPipe(Streaming[Any], IterDataPipe[Any]):
-    """The items of an iterator as a pipe.
-
-    Args:
-        begin: A function that returns the iterator of the next epoch.
-    """
+    """The items of an iterator as a pipe; `begin` returns the iterator of the next epoch."""
 
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
@@ -460,12 +449,7 @@ class _ItemPipe(Streaming[Any], IterDataPipe[Any]):
 
 
 class _EpochItems:
-    """The iterator of an epoch, which can continue after an error. A generator could not.
-
-    Args:
-        service: Delivers the items.
-        items: The items of the main process's pipes.
-    """
+    """The iterator of an epoch, which can continue after an error. A generator could not."""
 
     def __init__(self, service: ReadingService, items: Iterator[Any]) -> None:
         self._service, self._items = service, items
@@ -483,21 +467,8 @@ class _EpochItems:
         return item
 
 
-def _with_source(ends: list[Any], source: Any) -> Any:
-    """Return the pipes of the main part, last one first, with `source` in the place of the workers' part."""
-    for pipe in reversed(ends):
-        name = next(name for name, value in vars(pipe).items() if isinstance(value, IterDataPipe))
-        setattr(pipe, name, source)
-        source = pipe
-    return source
-
-
 class Shipped(Streaming[Any], IterDataPipe[Any]):
-    """A chain whose copies in this process share its data, and which travels to other processes by cloudpickle.
-
-    Args:
-        source_datapipe: The chain.
-    """
+    """A chain whose copies in this process share its data, and which travels to other processes by cloudpickle."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.chain = source_datapipe

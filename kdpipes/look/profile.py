@@ -18,8 +18,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery import meter
 from kdpipes.loader.loader import Loader
-from kdpipes.loader.probes import COPYING
-from kdpipes.loader.profile import Measured, Row, WorkerTimes
+from kdpipes.loader.profile import COPYING, Measured, Row, WorkerTimes
 from kdpipes.look.figures import Figure, bar_chart
 from kdpipes.look.rendering import bytes_text, counted, render, seconds_text, table_lines
 from kdpipes.storage.files import replace_file
