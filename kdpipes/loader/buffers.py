@@ -27,7 +27,7 @@ from kdpipes.core import pickling
 from kdpipes.delivery.batch_memory import allocate, is_channels_last
 from kdpipes.loader.channel import SharedFile
 
-__all__ = ["Arena", "Array", "BorrowedBuffers", "SharedBuffers", "pack", "places_of", "unpack"]
+__all__ = ["Arena", "Array", "BorrowedBuffers", "Given", "SharedBuffers", "pack", "places_of", "unpack"]
 
 Place = tuple[int, int]  # where an array begins and ends
 _ALIGNMENT = 64
@@ -45,7 +45,7 @@ class Array(NamedTuple):
     start: int | None = None
 
 
-class _Given(NamedTuple):
+class Given(NamedTuple):
     """A tensor in the buffer that is being filled."""
 
     tensor: torch.Tensor
@@ -69,35 +69,20 @@ def _aligned(place: int) -> int:
 
 
 class SharedBuffers:
-    """The worker's side: fills buffers.
-
-    Args:
-        number: How many buffers an arena has.
-        folder: The folder for arenas that must have a path; empty where descriptors can be sent.
-    """
+    """The worker's side: fills the `number` buffers of an arena; see `SharedFile` for `folder`."""
 
     def __init__(self, number: int, folder: str = "") -> None:
         self._number = number
         self._folder = folder
-        self._file: SharedFile | None = None
+        self.file: SharedFile | None = None  # of the arena
         self._memory: mmap.mmap | None = None
         self._size = 0  # of one buffer
         self._reserved: list[int] = []  # how much memory each buffer has
         self._free: list[int] = []
         self._filling: int | None = None  # the buffer of the batch that is being made
-        self._given: dict[int, _Given] = {}  # tensors in that buffer, by their ids
+        self.given: dict[int, Given] = {}  # tensors in that buffer that `empty` has returned, by their ids
         self._end = 0
         self.arena = 0  # the number of the arena
-
-    @property
-    def given(self) -> Mapping[int, _Given]:
-        """The tensors that `empty` has returned for the batch that is being made, by their ids."""
-        return self._given
-
-    @property
-    def file(self) -> SharedFile | None:
-        """The arena's file."""
-        return self._file
 
     @property
     def has_room(self) -> bool:
@@ -125,7 +110,7 @@ class SharedBuffers:
             tensor = tensor.reshape(number, height, width, channels).permute(0, 3, 1, 2)
         else:
             tensor = tensor.reshape(tuple(shape))
-        self._given[id(tensor)] = _Given(tensor, tensor.data_ptr(), start)
+        self.given[id(tensor)] = Given(tensor, tensor.data_ptr(), start)
         self._end = _aligned(start + size)
         return tensor
 
@@ -154,7 +139,7 @@ class SharedBuffers:
 
     def begin_batch(self) -> None:
         """Forget the tensors that `empty` has returned: the batch was sent, or given up."""
-        self._given.clear()
+        self.given.clear()
         self._end = 0
         if self._filling is not None:
             heapq.heappush(self._free, self._filling)
@@ -176,24 +161,24 @@ class SharedBuffers:
         os.ftruncate(file.number, size * self._number)
         memory = mmap.mmap(file.number, size * self._number)
         self._close()
-        self._file, self._memory, self._size = file, memory, size
+        self.file, self._memory, self._size = file, memory, size
         self._reserved, self._free = [0] * self._number, list(range(self._number))
         self.arena += 1
 
     def _close(self) -> None:
-        self._file = self._memory = self._filling = None
+        self.file = self._memory = self._filling = None
         self._free, self._size = [], 0
 
     def _reserve(self, number: int, size: int) -> None:
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._reserved[number] < size:
-            assert self._file is not None
-            _allocate(self._file.number, number * self._size, size)
+            assert self.file is not None
+            _allocate(self.file.number, number * self._size, size)
             self._reserved[number] = size
 
 
 def _allocate(file: int, start: int, size: int) -> None:
-    """Reserve memory. Without this, the system would kill a process that writes where there is no memory left."""
+    # Memory of a file is taken when it is first written to, and a process that writes where none is left is killed.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, start, size)
 
@@ -273,11 +258,10 @@ class BorrowedBuffers:
             self._is_detached = True
 
 
-def pack(item: Any, given: Mapping[int, _Given]) -> tuple[bytes, list[Array]]:
+def pack(item: Any, given: Mapping[int, Given]) -> tuple[bytes, list[Array]]:
     """Return a batch as a pickle and the memory of its tensors and arrays, uncopied where it is contiguous.
 
     Args:
-        item: The batch.
         given: The tensors that lie in a shared buffer already, by their ids.
 
     Raises:
@@ -308,7 +292,7 @@ class _DeviceTensorError(TypeError):
 class _Packer(pickling.Pickler):
     """Pickles lambdas and classes of a notebook, too, and keeps the memory of tensors apart."""
 
-    given: Mapping[int, _Given]
+    given: Mapping[int, Given]
     starts: dict[int, int]  # where the memory of tensors lies in the shared buffer, by the id of their `PickleBuffer`
 
     def reducer_override(self, value: Any) -> Any:

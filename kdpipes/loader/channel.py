@@ -128,18 +128,14 @@ class Message:
 
 
 def encoded(message: Message) -> bytes:
-    """Return a message as bytes; its content is pickled."""
+    """Return a message as bytes, with its length before it."""
     fields = (int(message.kind), message.number, message.content, message.is_last, message.num_samples)
     payload = pickle.dumps((*fields, message.cursors, message.hashes, message.generation), protocol=5)
     return _LENGTH.pack(len(payload)) + payload
 
 
 class Channel:
-    """One end of a socket between a worker process and the main process.
-
-    Args:
-        link: The socket.
-    """
+    """One end of a socket between a worker process and the main process."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link

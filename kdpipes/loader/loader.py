@@ -167,9 +167,9 @@ class Loader:
         self._latest = 0  # the identity of the iterator that gives them, which holds the loader
         self._chain = Chain.of(source_datapipe).copy_streams()
         self.reading_service = copy.deepcopy(self._service)  # loaders may be made from one service
-        own = self._own
-        num_workers, has_workers = _num_workers(self._service), own is not None and own.has_workers
-        self._checkpointer = Checkpointer(main_part(self._chain, has_workers=has_workers)[1], max(num_workers, 1))
+        has_workers = self._own is not None and self._own.has_workers
+        self._dealt_part = main_part(self._chain, has_workers=has_workers)[1]  # of the chain: what workers run
+        self._checkpointer = Checkpointer(self._dealt_part, max(_num_workers(self._service), 1))
         self._first_epoch = self._checkpointer.next_epoch()
         self._next_epoch = self._whole_epoch = self._first_epoch  # of services of others: which begins next; is current
         if self._tuner is not None and "num_workers" in self._checkpointer.sizes():
@@ -282,11 +282,18 @@ class Loader:
                 self._next_epoch += 1
             else:
                 self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
-                sizes = self._sizes
-                self._count_by_ranks()
+                then, now = self._sizes, self._checkpointer.sizes()
                 start = self._start or own.next_start or self._checkpointer.first_position()
-                if sizes not in (None, self._sizes):
+                if then not in (None, now):
+                    if self._start is not None and (self._start.number or self._start.offset):
+                        raise RuntimeError(
+                            f"The number of ranks has changed within an epoch: batches were counted with {then}, but "
+                            f"now these are {now}. Call `torch.distributed.init_process_group` before "
+                            "`load_state_dict`, and use `deal(global_batch_size=...)`, which does not depend on the "
+                            "number of ranks."
+                        )
                     start = start._replace(cursors=())  # they are those of other lanes, for other ranks
+                self._sizes = now
                 own.base_seed = self._base_seed
                 own.start_at(start)
                 self._open(start)
@@ -405,21 +412,6 @@ class Loader:
         self._start, self._is_begun = Position((self._start or own_next).epoch, number), False
         self._sizes = self._checkpointer.sizes()
         return iter(self)
-
-    def _count_by_ranks(self) -> None:
-        """Note the batch sizes with which the epoch that begins counts batches.
-
-        Raises:
-            RuntimeError: It resumes within an epoch whose batches had other sizes.
-        """
-        sizes, start = self._checkpointer.sizes(), self._start
-        if start is not None and (start.number or start.offset) and self._sizes not in (None, sizes):
-            raise RuntimeError(
-                f"The number of ranks has changed within an epoch: batches were counted with {self._sizes}, but now "
-                f"these are {sizes}. Call `torch.distributed.init_process_group` before `load_state_dict`, and use "
-                "`deal(global_batch_size=...)`, which does not depend on the number of ranks."
-            )
-        self._sizes = sizes
 
     def seed(self, seed: int) -> None:
         """Seed the stock pipes downstream of `deal`. Order and augmentation depend only on `deal(seed=...)`."""
@@ -610,11 +602,6 @@ class Loader:
     @property
     def _own(self) -> ReadingService | None:
         return _own(self.reading_service)
-
-    @property
-    def _dealt_part(self) -> Any:
-        """The part of the chain that workers run."""
-        return main_part(self._chain, has_workers=False)[1]
 
     @property
     def _dealer(self) -> Any:

@@ -221,11 +221,7 @@ class Merger:
 
 
 class SameDamage:
-    """Checks that workers which read the same stream have given up the same shards, or their batches would not fit.
-
-    Args:
-        num_workers: How many there are.
-    """
+    """Checks that workers which read the same stream have given up the same shards, or their batches would not fit."""
 
     def __init__(self, num_workers: int) -> None:
         self._given_up: list[set[Skip]] = [set() for _ in range(num_workers)]
@@ -236,11 +232,7 @@ class SameDamage:
         self._given_up[worker].add(skip)
 
     def check(self, worker: int, batch: float) -> None:
-        """Compare a worker with the others up to a batch.
-
-        Args:
-            worker: The number of the worker.
-            batch: The number of the batch; infinity at the end.
+        """Compare a worker with the others up to a batch; infinity is the end.
 
         Raises:
             DataError: One of them could read a shard that the other could not.
@@ -297,7 +289,6 @@ class Agreement:
         """Return which groups give a batch in the turn, and the known cursors of all lanes before it.
 
         Args:
-            plan: The lanes.
             lanes: Whether each of this rank's lanes has samples for the turn, and its cursor.
 
         Raises:

@@ -117,6 +117,8 @@ class WorkerProcess:
         Raises:
             TimeoutError: No message came for `timeout_s`.
         """
+        # The end of the link alone would not do: a process that the worker has forked may hold the link open. What has
+        # come over the link is read first, since batches that a worker has sent before it died are good.
         self.channel.post(b"")
         if not hasattr(select, "poll"):  # Windows, where the link ends with the process: nobody inherits it
             link = self.channel.link
@@ -196,12 +198,6 @@ class ProcessPool:
 
     def __post_init__(self) -> None:
         weakref.finalize(self, _end_all, self.workers)
-
-    def end(self, worker: WorkerProcess) -> None:
-        """End one worker."""
-        with uninterrupted():
-            self.workers.remove(worker)
-            _end_all([worker])
 
     def close(self) -> None:
         """End all workers."""
@@ -297,7 +293,9 @@ class ProcessWorker(Worker):
         if worker is not None and (self.is_torn or not worker.is_sound):
             self._counters.num_deaths += worker.has_ended() and not worker.is_over
             self._worker = None
-            self._pool.end(worker)
+            with uninterrupted():
+                self._pool.workers.remove(worker)
+                _end_all([worker])
         if self._worker is None:
             self._start()
         self._send_assignment()

@@ -22,12 +22,7 @@ _END: Any = object()
 
 
 class InlineWorker(Worker):
-    """Runs the chain in the calling thread and makes each item on demand.
-
-    Args:
-        chain: The chain.
-        options: The options of the worker.
-    """
+    """Runs the chain in the calling thread and makes each item on demand."""
 
     def __init__(self, chain: Any, options: Options) -> None:
         self.producer = producer_of(chain, options)
@@ -101,12 +96,7 @@ class _Queue:
 
 
 class ThreadWorker(Worker):
-    """A thread with a copy of the chain's moving parts.
-
-    Args:
-        chain: The copy.
-        options: The options of the worker.
-    """
+    """A thread with a copy of the chain's moving parts."""
 
     def __init__(self, chain: Any, options: Options) -> None:
         self._options = options
@@ -115,9 +105,10 @@ class ThreadWorker(Worker):
 
     def _start(self) -> None:
         self._queue = _Queue(self._options.prefetch)
-        arguments, name = (self.producer, self._queue), f"kdpipes worker {self._options.worker}"
+        name, arguments = f"kdpipes worker {self._options.worker}", (self.producer, self._queue)
         self._thread = threading.Thread(target=_run, args=arguments, name=name, daemon=True)
         self._thread.start()
+        # Neither the thread nor the finalizer refers to this worker, so that it ends when its loader is dropped.
         self._finalizer = weakref.finalize(self, _end, self._queue, self._thread)
 
     @property

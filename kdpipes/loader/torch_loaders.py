@@ -25,13 +25,7 @@ from kdpipes.loader.state import dealer_before, load_state, state_of
 if TYPE_CHECKING:
     from kdpipes.loader.loader import Loader
 
-__all__ = [
-    "BatchNumbers",
-    "DealtDataset",
-    "EpochSampler",
-    "IndexedDataset",
-    "NumberedBatches",
-]
+__all__ = ["BatchNumbers", "DealtDataset", "EpochSampler", "IndexedDataset", "NumberedBatches"]
 
 
 class DealtDataset(_IterDataPipeSerializationWrapper):
@@ -51,12 +45,7 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
         return self._datapipe
 
     def share_epochs(self, ahead: torch.Tensor, *, is_new: bool) -> None:
-        """Count epochs together with the copies of this dataset in other processes.
-
-        Args:
-            ahead: One integer in shared memory.
-            is_new: Whether it is still to be set.
-        """
+        """Count epochs together with the copies of this dataset in other processes: see `EpochCounter.share`."""
         self._ahead = ahead
         for dealer in Chain.of(self._datapipe).of_type(Dealer):
             dealer.share_epochs(ahead, is_new=is_new)
@@ -126,17 +115,16 @@ def _init_indexed(self: Any, datapipe: Any) -> None:
 
 
 def _arguments() -> Mapping[str, Any]:
-    """Return the arguments of the DataLoader whose constructor calls the caller: it does not pass them on."""
+    # DataLoader does not pass its arguments to the wrapper, which its constructor makes two frames above.
     return sys._getframe(2).f_locals
 
 
 def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
     """Warn of random operations and choices that would be the same in every epoch of a DataLoader."""
-    name, is_persistent = Chain.of(chain).random_name(), bool(arguments.get("persistent_workers"))
-    name = name or next(
-        (redrawn for pipe in Chain.of(chain).of_type(MapPipe) if (redrawn := pipe.redrawn_by()) is not None), None
-    )
-    if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in Chain.of(chain).of_type(MapPipe))):
+    pipes = Chain.of(chain).of_type(MapPipe)
+    name = Chain.of(chain).random_name() or next(filter(None, (pipe.redrawn_by() for pipe in pipes)), None)
+    is_persistent = bool(arguments.get("persistent_workers"))
+    if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in pipes)):
         warnings.warn(
             f"`{name}` will draw the same random numbers in every epoch, because torch's DataLoader does not pass the "
             "epoch to an indexed chain. Use `kdp.Loader(chain.deal(batch_size=..., shuffle=True).collate_samples())`. "
@@ -163,11 +151,7 @@ _MapDataPipeSerializationWrapper.__init__ = _init_indexed  # type: ignore[method
 
 
 class EpochSampler(SequentialSampler):
-    """The `sampler` of a loader: Lightning calls its `set_epoch`, and does not replace sequential samplers.
-
-    Args:
-        loader: The loader.
-    """
+    """The `sampler` of a loader: Lightning calls its `set_epoch`, and does not replace sequential samplers."""
 
     data_source: Loader
 
@@ -183,9 +167,6 @@ class BatchNumbers(BatchSampler):
     """The `batch_sampler` of a loader: the numbers of the batches of an epoch, each in a list.
 
     transformers' Trainer calls its `set_epoch`; `accelerate.skip_first_batches` leaves out the first numbers.
-
-    Args:
-        loader: The loader.
     """
 
     sampler: EpochSampler

@@ -59,12 +59,7 @@ class Position(NamedTuple):
 
 
 class Seeds:
-    """The seeds of the stock pipes of one worker, with the methods of torchdata's `SeedGenerator`.
-
-    Args:
-        seed: The seed of the epoch.
-        worker: The number of the worker.
-    """
+    """The seeds of the stock pipes of one worker, with the methods of torchdata's `SeedGenerator`."""
 
     def __init__(self, seed: int, worker: int = 0) -> None:
         self._seed, self._worker = seed, worker
@@ -247,8 +242,9 @@ class Producer:
         finish()
 
     def _counted(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
+        num_workers, worker = self._options.num_workers, self._options.worker
         for count, item in enumerate(self._chain):
-            number = count * self._options.num_workers + self._options.worker
+            number = count * num_workers + worker
             if number >= start.number:
                 send(Message(Kind.ITEM, number, item, is_last=True))
                 yield

@@ -63,18 +63,14 @@ class Packed(NamedTuple):
 
 
 class Payload:
-    """A chain on its way to a worker: inherited where the process is forked, else a pickle that the worker opens.
-
-    Args:
-        chain: The chain, with lambdas, closures and classes of a notebook.
-    """
+    """A chain on its way to a worker: inherited where the process is forked, else a pickle by cloudpickle."""
 
     def __init__(self, chain: Any) -> None:
         self._chain = chain
         self._payload = b""
 
     def open(self) -> Any:
-        """Return the chain."""
+        """Return the chain; the worker calls this, and not `__setstate__`, so that it can report an error."""
         return self._chain if self._chain is not None else cloudpickle.loads(self._payload)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,12 +161,7 @@ def _remove(folder: str) -> None:
 
 
 class Sender:
-    """Sends what the worker makes, and waits when it is too far ahead.
-
-    Args:
-        link: The socket to the main process.
-        options: The options of the worker.
-    """
+    """Sends what the worker makes, and waits when it is too far ahead."""
 
     def __init__(self, link: socket.socket, options: Options) -> None:
         self._options = options
