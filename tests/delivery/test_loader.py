@@ -303,3 +303,13 @@ def test_an_epoch_set_after_iter_counts_under_other_services() -> None:
         with pytest.raises(OSError, match="once"):
             iter(loader)
         assert (loader.epoch, list(loader), loader.epoch) == (2, expected[2], 3)
+
+
+def test_the_epoch_of_the_chain_counts_under_other_services() -> None:
+    pipe = numbers(30).deal(batch_size=4, shuffle=True, seed=1)
+    expected = [list(pipe) for _ in range(4)]
+    pipe.set_epoch(2)
+    with kdp.Loader(pipe, reading_service=Whole()) as loader:
+        assert (loader.epoch, list(loader), loader.epoch) == (2, expected[2], 3)
+        loader.set_epoch(1)
+        assert (list(loader), loader.epoch) == (expected[1], 2)

@@ -63,6 +63,19 @@ def test_a_state_under_torchdatas_services_names_the_next_epoch(service: str) ->
         assert sorted(read(resumed)) == sorted(epochs(2)[1])
 
 
+@pytest.mark.parametrize("service", ["torchdata's process", "torchdata's in process"])
+def test_stock_pipes_draw_alike_after_a_resume(service: str) -> None:
+    def loader() -> kdp.Loader:
+        return kdp.Loader(dealt().shuffle(), reading_service=SERVICES[service]())
+
+    with loader() as first:
+        read(first)
+        state, expected = first.state_dict(), read(first)
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert read(resumed) == expected
+
+
 @pytest.mark.parametrize("service", ["process", "thread"])
 def test_dataloader2_takes_kdpipes_services_as_checkpointable(service: str) -> None:
     loader = DataLoader2(dealt(), reading_service=SERVICES[service]())
