@@ -113,10 +113,6 @@ class Tuner:
     Args:
         num_workers: The fixed number of workers; None to find it.
         prefetch: The fixed number of batches that each makes ahead; None to find it.
-        clock: A function that returns the time in seconds.
-        cores: The number of cores for this process.
-        memory: A function that returns how many bytes more workers may take, or None.
-        child_memory: A function that returns how many bytes the largest worker takes.
 
     Attributes:
         setting: The setting that is used now.
@@ -167,12 +163,12 @@ class Tuner:
         return None if self.setting == before else self.setting
 
     def _decide(self, rate: float, share: float, typical: float) -> None:
-        """Choose the next setting, or let the setting stay.
+        """Choose the next setting, or let it stay.
 
         Args:
             rate: Batches per second.
             share: The part of the time that the loop waited.
-            typical: The part of the time that it waited in a typical round of the workers.
+            typical: The same in a typical round of the workers.
         """
         number, prefetch = self.setting
         keeps_up = share < _WAITING

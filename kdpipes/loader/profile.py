@@ -204,12 +204,7 @@ class Measured(NamedTuple):
 
 
 def measured(chain: Any, service: Any) -> Measured:
-    """Return what a reading service has measured.
-
-    Args:
-        chain: All of the loader's chain.
-        service: One of kdpipes', which measures.
-    """
+    """Return what a reading service has measured of a loader's chain."""
     ends, part = main_part(chain, has_workers=service.has_workers)
     counters, probes = service.counters, service.main_probes
     found = sorted(counters.times.items(), key=lambda item: (item[1][0].worker, item[0]))

@@ -168,11 +168,8 @@ def receipt_of(
 
     Args:
         chain: The part of the chain that workers run.
-        delivered: The batches that were delivered.
-        skips: The samples that `on_error` skipped.
-        ranks: The ranks of the epoch.
         pipes: The fingerprints of the chain.
-        sizes: The sizes of the batches.
+        sizes: The sizes of the batches, as in a state.
 
     Raises:
         ChainError: The chain has no `deal` that numbers its batches, or the samples of a stream have no keys.

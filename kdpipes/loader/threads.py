@@ -87,8 +87,9 @@ class _Queue:
             return not self.is_stopped and self.generation == generation
 
     def stop(self) -> None:
+        # In a forked child the thread does not exist, and it may have held the lock when the child was forked.
         if self.owner != os.getpid():
-            return  # in a forked child, the thread does not exist, and the parent's may have held the lock
+            return
         with self.changed:
             self.is_stopped = True
             self.messages.clear()

@@ -251,10 +251,8 @@ class Producer:
 
 
 def _seed_stock_pipes(chain: Any, seeds: Any) -> None:
-    """Seed as torchdata does, all workers alike before a `sharding_filter`, but without its traversal.
-
-    That sets hooks on torch's classes, which threads would find there.
-    """
+    """Seed as torchdata does: all workers alike upstream of a `sharding_filter`."""
+    # Its own traversal sets hooks on torch's classes, which other threads would find there.
     pipes = Chain.of(chain).pipes
     shared = [pipe for filter_ in pipes if type(filter_) is ShardingFilter for pipe in Chain.of(filter_).pipes]
     for pipe in pipes:
