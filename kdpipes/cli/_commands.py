@@ -5,10 +5,10 @@ Importing a command imports nothing heavy, so that help appears at once. Functio
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -123,7 +123,9 @@ class _Command(_Suggesting):
     """A command that prints an `Answer`. All of kdpipes is imported before it runs, but not for its help."""
 
     def invoke(self, ctx: click.Context) -> int:
-        _ = importlib.import_module("kdpipes").__all__  # registers the pipes: see kdpipes_command.py
+        package = sys.modules["kdpipes"]
+        if "__all__" not in vars(package) and package.__spec__ is not None and package.__spec__.loader is not None:
+            package.__spec__.loader.exec_module(package)  # it registers the pipes: see kdpipes_command.py
         answer: Answer = super().invoke(ctx)
         if wants_json():
             click.echo(json.dumps(_masked(answer.data), indent=2))  # in ASCII: names in data need not be UTF-8
