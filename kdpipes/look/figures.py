@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_count, must_be, printable
@@ -22,8 +22,7 @@ from kdpipes.plan.class_counts import class_counts
 __all__ = ["Bars", "Figure", "bar_chart", "draw", "layout_of", "plot_classes"]
 
 Bars = Sequence[tuple[float, str, str]]
-# A row, and the numbers of the two nodes whose line passes it; twice the same number for a node in that row.
-_Slot = tuple[int, int, int]
+_Place = tuple[float, int]  # a column and a row; those in one row are a column apart or more
 _FONT = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
 _CHART, _LETTER, _NAME = 640, 6.6, 24  # pixels of a chart and of a letter; letters of a name
 _BEFORE, _AFTER = "#b9c4d0", "#e08a1e"  # of the classes
@@ -154,15 +153,29 @@ def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
         <4 samples of 2 classes, and 6 after the plan, 640x114; `.save('figure.svg')` writes it>
     """
     check_count("max_classes", max_classes)
-    chain = next((node for node in reversed(Chain.of(source_datapipe)) if isinstance(node.pipe, MapPipe)), None)
-    if chain is None:
+    end = next((node for node in reversed(Chain.of(source_datapipe)) if isinstance(node.pipe, MapPipe)), None)
+    if end is None:
         raise ChainError(
             "`plot_classes` needs an indexed (map-style) chain, because the classes of a stream are unknown until it "
             "has been read. Use `kdp.open_shards`, or another indexed source."
         )
-    after, before = _counts([chain]), _counts(_before_plan(chain))
-    is_planned = any(node.traits.is_plan for node in Chain.of(chain.pipe))
-    return _figure(before, after if is_planned else None, max_classes)
+    before = _counts(_before_plan(end))
+    title = f"{before.total():,} samples of {sum(map(bool, before.values())):,} classes"
+    shown = [(before, _BEFORE, f"source: {before.total():,} samples")]
+    if any(node.traits.is_plan for node in Chain.of(end.pipe)):
+        after = _counts([end])
+        title += f", and {after.total():,} after the plan"
+        shown.append((after, _AFTER, f"after the plan: {after.total():,} samples"))
+    names = list(dict.fromkeys(name for counts, _, _ in shown for name in counts))
+    largest = set(sorted(names, key=lambda name: -max(counts[name] for counts, _, _ in shown))[:max_classes])
+    groups: list[tuple[str, Bars]] = [
+        (name, [(counts[name], f"{counts[name]:,}", color) for counts, color, _ in shown])
+        for name in names
+        if name in largest
+    ]
+    num_others = len(names) - len(groups)
+    note = f"and {num_others:,} classes more, with fewer samples" if num_others else ""
+    return bar_chart(groups, title, bar=11, gap=9, legend=[(color, text) for _, color, text in shown], note=note)
 
 
 def _before_plan(node: Node) -> list[Node]:
@@ -185,24 +198,6 @@ def _counts(nodes: list[Node]) -> Counter[str]:
     return counts
 
 
-def _figure(before: Counter[str], after: Counter[str] | None, max_classes: int) -> Figure:
-    names = list(dict.fromkeys([*before, *(after or ())]))
-    shown, others = names, 0
-    if len(names) > max_classes:
-        largest = sorted(names, key=lambda name: -max(before[name], (after or before)[name]))[:max_classes]
-        shown, others = [name for name in names if name in set(largest)], len(names) - max_classes
-    groups: list[tuple[str, Bars]] = []
-    for name in shown:
-        bars = [(before, _BEFORE)] if after is None else [(before, _BEFORE), (after, _AFTER)]
-        groups.append((name, [(counts[name], f"{counts[name]:,}", color) for counts, color in bars]))
-    title = f"{before.total():,} samples of {sum(map(bool, before.values())):,} classes"
-    title += "" if after is None else f", and {after.total():,} after the plan"
-    legend = [(_BEFORE, f"source: {before.total():,} samples")]
-    legend += [] if after is None else [(_AFTER, f"after the plan: {after.total():,} samples")]
-    note = f"and {others:,} classes more, with fewer samples" if others else ""
-    return bar_chart(groups, title, bar=11, gap=9, legend=legend, note=note)
-
-
 def draw(source_datapipe: Any) -> Figure:
     """Return a figure of a chain: a box for each pipe, colored by stage, with its length if that is known.
 
@@ -222,13 +217,15 @@ def draw(source_datapipe: Any) -> Figure:
     """
     views = views_of(a_datapipe(source_datapipe), find_out=True)
     numbers = {view: number for number, view in enumerate(views)}
-    layout = layout_of([[numbers[source] for source in view.sources] for view in views])
-    taken = [*(column for column, _ in layout.places), *(column for line in layout.lines for column in line.passed)]
-    across, down = max(taken) + 1, max(row for _, row in layout.places) + 1
+    places, lines = layout_of([[numbers[source] for source in view.sources] for view in views])
+    taken = [*places, *(place for ends in lines for line in ends for place in line)]
+    across, down = max(column for column, _ in taken) + 1, max(row for _, row in taken) + 1
     stages = {view.stage for view in views}
     parts, right = _legend([(color, stage) for stage, color in COLORS.items() if stage in stages], _MARGIN)
-    parts += [_arrow(line, layout) for line in layout.lines]
-    parts += [_box(view, *_corner(place)) for view, place in zip(views, layout.places, strict=True)]
+    for ends in lines:
+        apart = min(_APART, _WIDTH * 0.8 / max(len(ends), 1))
+        parts += [_arrow(line, (rank - (len(ends) - 1) / 2) * apart) for rank, line in enumerate(ends)]
+    parts += [_box(view, *_corner(place)) for view, place in zip(views, places, strict=True)]
     dot = ["digraph chain {", '  node [shape=box, style="rounded,filled", fontname="sans-serif"];']
     for view, number in numbers.items():
         label = json.dumps("\n".join(filter(None, (f"{view.name}({', '.join(view.arguments)})", length_text(view)))))
@@ -240,21 +237,18 @@ def draw(source_datapipe: Any) -> Figure:
     return Figure(width, height, parts, title, dot="\n".join([*dot, "}", ""]))
 
 
-def _corner(place: tuple[float, int]) -> tuple[float, float]:
+def _corner(place: _Place) -> tuple[float, float]:
     return _MARGIN + place[0] * _ACROSS, _MARGIN + _LEGEND + place[1] * _DOWN
 
 
-def _arrow(line: Line, layout: GraphLayout) -> str:
+def _arrow(line: list[_Place], aside: float) -> str:
     """Return a curve from the lower side of one box to the upper side of another, and its tip."""
-    start, end = layout.places[line.source], layout.places[line.target]
-    stops = [*((column, start[1] + number) for number, column in enumerate(line.passed, 1)), end]
-    aside = (line.rank - (line.num_ranks - 1) / 2) * min(_APART, _WIDTH * 0.8 / line.num_ranks)
-    x, y = _corner(start)
+    x, y = _corner(line[0])
     x += _WIDTH / 2
     path = f"M{x:.1f} {y + _HEIGHT:.1f}"
-    for stop in stops:
-        is_end, half = stop is end, y + _HEIGHT + (_DOWN - _HEIGHT) / 2
-        x_before, (x, y) = x, _corner(stop)
+    for place in line[1:]:
+        is_end, half = place is line[-1], y + _HEIGHT + (_DOWN - _HEIGHT) / 2
+        x_before, (x, y) = x, _corner(place)
         x += _WIDTH / 2 + (aside if is_end else 0)
         path += f" C{x_before:.1f} {half:.1f} {x:.1f} {half:.1f} {x:.1f} {y - 5 * is_end:.1f}"
         path += "" if is_end else f" L{x:.1f} {y + _HEIGHT:.1f}"
@@ -280,84 +274,59 @@ def _box(view: NodeView, x: float, y: float) -> str:
     return f"<g>{''.join(parts)}</g>"
 
 
-class Line(NamedTuple):
-    """The line from one node to another, by their numbers."""
+def layout_of(sources: Sequence[Sequence[int]]) -> tuple[list[_Place], list[list[list[_Place]]]]:
+    """Return where nodes stand; and for each node the lines that end there, from the left, as places from the source.
 
-    source: int
-    target: int
-    passed: tuple[float, ...]  # the column in which it passes each row between the two: no box stands there
-    rank: int  # which of the lines that end there it is, from the left
-    num_ranks: int
-
-
-class GraphLayout(NamedTuple):
-    """A chain laid out from the top down."""
-
-    places: list[tuple[float, int]]  # the column and the row of each node; those in one row are a column apart or more
-    lines: list[Line]
-
-
-def layout_of(sources: Sequence[Sequence[int]]) -> GraphLayout:
-    """Return where nodes stand: each directly above the node that reads from it, and centered below its own sources.
-
-    Branches end side by side, however long they are. A line that passes a row takes a column of it.
+    A node stands directly above the node that reads from it, and centered below its own sources. Branches end side by
+    side, however long they are.
 
     Args:
         sources: The numbers of the nodes that each node reads from, all smaller than its own; the last one is the end.
 
     Example:
-        >>> layout_of([(), (0,), (), (1, 2)]).places
+        >>> layout_of([(), (0,), (), (1, 2)])[0]
         [(0.0, 0), (0.0, 1), (1.0, 1), (0.5, 2)]
     """
-    rows = _rows(sources)
-    columns = _columns(sources, rows)
-    places = [(columns[row, at, at], row) for at, row in enumerate(rows)]
-    lines = []
-    for target, read in enumerate(sources):
-        ends = sorted(range(len(read)), key=lambda place: columns[_above(rows, rows[target], read[place], target)])
-        for rank, place in enumerate(ends):
-            source = read[place]
-            passed = tuple(columns[row, source, target] for row in range(rows[source] + 1, rows[target]))
-            lines.append(Line(source, target, passed, rank, len(read)))
-    return GraphLayout(places, lines)
-
-
-def _rows(sources: Sequence[Sequence[int]]) -> list[int]:
-    """Return the row of each node: as low as the nodes that read from it allow."""
     depths: list[int] = []
     for read in sources:
         depths.append(1 + max((depths[source] for source in read), default=-1))
-    rows = [max(depths, default=0)] * len(depths)
-    for at in reversed(range(len(rows))):
-        for source in sources[at]:
-            rows[source] = min(rows[source], rows[at] - 1)
-    return rows
-
-
-def _columns(sources: Sequence[Sequence[int]], rows: list[int]) -> dict[_Slot, float]:
-    """Return the column of each slot, row by row: between those above it, or, of a source, beside the one before."""
-    slots = defaultdict[int, set[_Slot]](set)
+    rows = [max(depths)] * len(depths)  # then as low as the nodes that read from each one allow
+    for target in reversed(range(len(rows))):
+        for source in sources[target]:
+            rows[source] = min(rows[source], rows[target] - 1)
+    # A line that passes rows gets a place in each of them, like a node, so that no box stands in its way.
+    above: list[list[int]] = [[] for _ in sources]
+    ends = list(range(len(sources)))
     for target, read in enumerate(sources):
-        slots[rows[target]].add((rows[target], target, target))
         for source in read:
+            at = source
             for row in range(rows[source] + 1, rows[target]):
-                slots[row].add((row, source, target))
-    numbers = {at: number for number, at in enumerate(at for at, read in enumerate(sources) if not read)}
-    columns: dict[_Slot, float] = {}
-    for row in sorted(slots):
-        wanted: dict[_Slot, float] = {}
-        for slot in slots[row]:
-            _, source, target = slot
-            above = [source] if source != target else sources[target]
-            found = [columns[_above(rows, row, one, target)] for one in above]
-            wanted[slot] = sum(found) / len(found) if found else numbers[target]
-        order = sorted(wanted, key=lambda slot: (wanted[slot], slot[2], slot[1]))
-        for before, slot in pairwise(order):
-            wanted[slot] = max(wanted[slot], wanted[before] + 1)
-        columns |= {slot: float(column) for slot, column in wanted.items()}
-    return columns
-
-
-def _above(rows: list[int], row: int, source: int, target: int) -> _Slot:
-    """Return the slot in the row above through which the line from `source` to `target` comes."""
-    return (row - 1, source, source) if rows[source] == row - 1 else (row - 1, source, target)
+                rows.append(row)
+                above.append([at])
+                ends.append(target)
+                at = len(rows) - 1
+            above[target].append(at)
+    columns = [0.0] * len(rows)
+    num_sources = 0
+    for at, read in enumerate(above):
+        if not read:
+            columns[at] = num_sources
+            num_sources += 1
+    for row in range(max(rows) + 1):
+        here = [at for at in range(len(rows)) if rows[at] == row]
+        for at in here:
+            if above[at]:
+                columns[at] = sum(columns[source] for source in above[at]) / len(above[at])
+        here.sort(key=lambda at: (columns[at], ends[at]))
+        for before, at in pairwise(here):
+            columns[at] = max(columns[at], columns[before] + 1)
+    places = list(zip(columns, rows, strict=True))
+    lines: list[list[list[_Place]]] = [[] for _ in sources]
+    for target in range(len(sources)):
+        for at in sorted(above[target], key=lambda at: columns[at]):
+            line = [places[at], places[target]]
+            while at >= len(sources):
+                at = above[at][0]
+                line.insert(0, places[at])
+            lines[target].append(line)
+    return places[: len(sources)], lines
