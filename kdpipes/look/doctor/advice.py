@@ -32,6 +32,7 @@ _HARDLY = 0.0005  # the share below which nothing is reported
 _FASTER = 2.0  # times as fast as Pillow are the others with the shipped photos, at the least
 _WORTH_IT = 1.1
 _CALLS = 50
+# The traits of these declare whether they draw random numbers.
 _OURS = (Transformer, OnError, Drawn, JointTransform, AlbumentationsAdapter, TorchvisionAdapter)
 _BETWEEN = ("rename_fields", "record_ctx", "select")  # neither draw nor take time
 _PART = 0.5  # of the free shared memory is what a cache takes by default
@@ -59,16 +60,16 @@ class Advice(NamedTuple):
         return f"{self.gain:.1f} times as fast: {self.change} ({self.why})"
 
 
-def gain(profile: Profile, left: float, *, has_workers: bool) -> float:
+def _gain(profile: Profile, left: float, *, has_workers: bool) -> float:
     """Return the speedup of the loop if only a share `left` of its waiting remains."""
     wait_s, consumer_s = profile.wait_s * max(left, 0.01), profile.consumer_s
     loop_s = max(wait_s, consumer_s) if has_workers else wait_s + consumer_s
     return profile.loop_s / loop_s if loop_s else 1.0
 
 
-def gain_without(profile: Profile, share: float) -> float:
+def _gain_without(profile: Profile, share: float) -> float:
     """Return the speedup of the loop without a share of the work."""
-    return gain(profile, 1 - share, has_workers=profile.num_workers > 0)
+    return _gain(profile, 1 - share, has_workers=profile.num_workers > 0)
 
 
 def shares_by_kind(profile: Profile) -> dict[Kind, float]:
@@ -79,13 +80,10 @@ def shares_by_kind(profile: Profile) -> dict[Kind, float]:
     return dict(sorted(shares.items(), key=lambda entry: -entry[1]))
 
 
-def times_after(first: Node | None, chain: Chain, profile: Profile) -> list[tuple[Node, PipeTime]]:
-    """Return the pipes after `first` with their times, the source first; None stands for all."""
-    nodes, times = list(chain), [one for one in profile.pipes if one.pipe != SENDING]
-    if len(nodes) != len(times):  # the loader has added pipes of its own
-        return []
-    start = 0 if first is None else nodes.index(first) + 1
-    return list(zip(nodes[start:], times[start:], strict=True))
+def _times(chain: Chain, profile: Profile) -> list[tuple[Node, PipeTime]]:
+    """Return the pipes with their times, the source first; nothing if the loader has added pipes of its own."""
+    times = [one for one in profile.pipes if one.pipe != SENDING]
+    return list(zip(chain, times, strict=True)) if len(chain) == len(times) else []
 
 
 def bound_of(profile: Profile) -> str:
@@ -118,7 +116,7 @@ def advice(chain: Chain, profile: Profile, facts: Facts) -> list[Advice]:
         return []
     found = [
         *_workers(profile, facts),
-        *cache_advice(chain, profile, facts),
+        *_cache(chain, profile, facts),
         *_decoder(chain, profile, facts),
         *_seeding(chain, profile),
     ]
@@ -129,7 +127,7 @@ def _workers(profile: Profile, facts: Facts) -> Iterator[Advice]:
     now, most = max(profile.num_workers, 1), facts.num_cpus
     if most > now:
         why = f"there are {most} processors, and {profile.num_workers} workers"
-        yield Advice(f"`num_workers={most}`", gain(profile, now / most, has_workers=True), why)
+        yield Advice(f"`num_workers={most}`", _gain(profile, now / most, has_workers=True), why)
 
 
 def _decoder(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
@@ -138,13 +136,13 @@ def _decoder(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
     if share and (is_chosen or not facts.fast_decoders):
         change = '`decode_images(backend="auto")`' if facts.fast_decoders else "`pip install 'kdpipes[fast]'`"
         why = f"Pillow's decoding takes {share:.0%} of the work; a fast decoder of JPEGs, half of that or less"
-        yield Advice(change, gain_without(profile, share * (1 - 1 / _FASTER)), why)
+        yield Advice(change, _gain_without(profile, share * (1 - 1 / _FASTER)), why)
 
 
 def _seeding(chain: Chain, profile: Profile) -> Iterator[Advice]:
     """Yield the change for callables that draw from the global generators, which are seeded for each call."""
-    each = [(node.operation, measured) for node, measured in times_after(None, chain, profile)]
-    found = [(operation.drawing(), measured) for operation, measured in each if operation is not None]
+    each = _times(chain, profile)
+    found = [(node.operation.drawing(), measured) for node, measured in each if node.operation is not None]
     names = [name for names, _ in found for name in names]
     total = sum(one.seconds for one in profile.pipes)
     if names and total:
@@ -157,35 +155,38 @@ def _seeding(chain: Chain, profile: Profile) -> Iterator[Advice]:
         parts = ", ".join(f"`{name}`" for name in dict.fromkeys(names))
         change = f"a parameter `rng` for {parts}, to draw from it"
         why = f"the global generators are seeded for each call, which takes {share:.0%} of the work"
-        yield Advice(change, gain_without(profile, share), why)
+        yield Advice(change, _gain_without(profile, share), why)
 
 
-def cache_advice(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
+def _cache(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
     """Yield the place where a cache helps most, with the gain that was measured there.
 
     A cache may stand after each pipe whose results do not change from epoch to epoch, but only the last such place, the
     one after decoding and the one after the source differ much.
     """
-    cache = next((node for node in reversed(chain) if node.traits.role == "cache"), None)
+    each = _times(chain, profile)
+    caches = [number for number, (node, _) in enumerate(each) if node.traits.role == "cache"]
+    cache = each[caches[-1]][0] if caches else None
+    is_limited = cache is None or cache.name == "cache_in_memory"
     has_decoder, share = any(one.kind == "decoding" for one in profile.pipes), 0.0
-    places: list[tuple[str, Node, PipeTime, float]] = []  # where, after which pipe, and the share of the work up to it
-    for node, measured in times_after(cache, chain, profile):
+    last: dict[str, tuple[Node, float]] = {}  # by the place in words: the pipe, and the share of the work up to it
+    for node, measured in each[caches[-1] + 1 :] if caches else each:
         if node.traits.random or node.traits.role in ("deal", "batch", "device") or node.traits.gives != "samples":
             break
         share += measured.share
         where = ""
         if measured.kind == "transforms" and node.name not in _BETWEEN:
-            if not _is_ours(node) and not _is_fixed(node.pipe):
+            functions = [function for _, function in callables_of(node)]
+            is_ours = bool(functions) and all(isinstance(one, _OURS) for one in functions)
+            if not is_ours and not _is_fixed(node.pipe):
                 break
             where = "after the last `.transform()` that draws no random numbers"
         elif measured.kind == "decoding":
             where = "after `.decode_images()`"
         elif measured.kind == "storage" and cache is None:
             where = "before `.decode_images()`" if has_decoder else f"after `{node.name}`"
-        is_limited = cache is None or cache.name == "cache_in_memory"
-        if where and share >= _LITTLE and not (is_limited and not _has_room(node.pipe, measured, facts)):
-            places.append((where, node, measured, share))
-    last = {where: (node, share) for where, node, _, share in places}
+        if where and share >= _LITTLE and (not is_limited or _has_room(node.pipe, measured, facts)):
+            last[where] = node, share
     found = []
     for where, (node, share) in last.items():
         change = f"`.cache_in_memory()` {where}" if cache is None else f"move `.{cache.name}()` {where}"
@@ -201,10 +202,10 @@ def _measured_gain(chain: Chain, place: Node, share: float, profile: Profile) ->
     """
     end = chain.deal.upstream[0] if chain.deal is not None else chain.end
     path = Chain.of(end.pipe).path()
-    made = {id(node.pipe): measured for node, measured in times_after(None, chain, profile)}
+    made = {id(node.pipe): measured for node, measured in _times(chain, profile)}
     whole = sum(made[id(node.pipe)].share for node in path if id(node.pipe) in made)
     if not isinstance(end.pipe, MapPipe) or not any(node.pipe is place.pipe for node in path):
-        return gain_without(profile, share)
+        return _gain_without(profile, share)
     cached = place.pipe.cache_in_memory()
     changed = _replaced(end.pipe, place.pipe, cached)
     places = np.linspace(0, len(end.pipe) - 1, min(len(end.pipe), _NUM_TRIED)).astype(int).tolist()
@@ -215,7 +216,7 @@ def _measured_gain(chain: Chain, place: Node, share: float, profile: Profile) ->
         _log.debug("A cache after %s cannot be tried: %s", place.name, error)
         return 0.0
     # On a few samples, a cache may save more than those pipes take in the loop, where sending comes on top.
-    return gain_without(profile, min(whole * (1 - after / before), share)) if before else 1.0
+    return _gain_without(profile, min(whole * (1 - after / before), share)) if before else 1.0
 
 
 def _replaced(end: Any, old: Any, new: Any) -> Any:
@@ -257,12 +258,6 @@ def _is_fixed(pipe: Any) -> bool:
         _log.debug("The first sample cannot be made: %s", error)
         return False
     return all(is_same(made[0], other) for other in made[1:])
-
-
-def _is_ours(node: Node) -> bool:
-    """Return whether all functions of a node are kdpipes' own, whose traits declare what they draw."""
-    functions = [function for _, function in callables_of(node)]
-    return bool(functions) and all(isinstance(one, _OURS) for one in functions)
 
 
 def _has_room(pipe: Any, measured: PipeTime, facts: Facts) -> bool:

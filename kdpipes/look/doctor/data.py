@@ -64,10 +64,10 @@ def _columns(chain: Chain, batch: Any) -> list[tuple[str, Sequence[Any]]]:
     return list(zip(selector.names, columns, strict=True))
 
 
-@rule("text-labels", "warning", needs="batch")
-def text_labels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+@rule("text-labels", "warning", runs_chain=True)
+def text_labels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """Labels leave the chain as text: the same few words again and again, so not captions."""
-    for field, values in _columns(chain, batch):
+    for field, values in _columns(chain, facts.batch):
         if field not in _LABELS or not len(values) or not isinstance(values[0], str):
             continue
         labels = [label for label in contents(selected_from(chain), field) if isinstance(label, str)]
@@ -87,18 +87,18 @@ def text_labels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
 _RETURN = ("A function may lack its `return`.", "Return the new value in it.")
 
 
-@rule("nothing-made", "error", needs="batch")
-def no_batches(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+@rule("nothing-made", "error", runs_chain=True)
+def no_batches(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A function returns None instead of batches or items."""
-    if _are_none(batch if isinstance(batch, list) else [batch]):
+    if _are_none(facts.batch if isinstance(facts.batch, list) else [facts.batch]):
         yield (chain.end.name, f"`.{chain.end.name}()` returns None instead of batches.", *_RETURN)
 
 
-@rule("nothing-made", "warning", needs="batch")
-def no_values(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+@rule("nothing-made", "warning", runs_chain=True)
+def no_values(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A function returns None for a field of all samples of a batch; sources may lack labels."""
     added = {adder.name for adder in chain.operations(FieldAdder)}  # a transform that returns None is an error
-    for field, values in [] if batch is None else _columns(chain, batch):
+    for field, values in [] if facts.batch is None else _columns(chain, facts.batch):
         if field in added and isinstance(values, list) and _are_none(values):
             yield ("add_field", f"Field {field!r} is None in all samples of a batch.", *_RETURN)
 
@@ -107,22 +107,20 @@ def _are_none(values: list[Any]) -> bool:
     return bool(values) and all(value is None for value in values)
 
 
-def _before(chain: Chain, field: str) -> Any:
-    """Return the pipe before the first transform of a field."""
-    mine = [node for node in chain if isinstance(node.operation, Transformer) and field in node.operation.fields.names]
-    return mine[0].upstream[0].pipe
-
-
-@rule("equal-images", "warning", needs="batch")
-def equal_images(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+@rule("equal-images", "warning", runs_chain=True)
+def equal_images(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """All images, or all arrays of a field, are equal after the transforms, but not before."""
-    transformed = {name for each in chain.operations(Transformer) for name in each.fields.names}
-    for field, values in _columns(chain, batch):
+    before: dict[str, Any] = {}  # by field: the pipe before its first transform
+    for node in chain:
+        for name in node.operation.fields.names if isinstance(node.operation, Transformer) else ():
+            before.setdefault(name, node.upstream[0].pipe)
+    for field, values in _columns(chain, facts.batch):
         is_part = fields_of((field,), None).kinds[0] != "image"  # small crops of masks may be empty
-        if field not in transformed or is_part or not _are_equal(values):
+        if field not in before or is_part or not _are_equal(values):
             continue
-        before = [_bytes_of(value) for value in itertools.islice(contents(_before(chain, field), field), _NUM_PROBED)]
-        if len(set(before)) * 2 > len(before):
+        values_before = itertools.islice(contents(before[field], field), _NUM_PROBED)
+        contents_before = [_bytes_of(value) for value in values_before]
+        if len(set(contents_before)) * 2 > len(contents_before):
             yield (
                 "transform",
                 f"All {len(values)} values of field {field!r} in a batch are equal after the transforms, not before.",
@@ -145,7 +143,7 @@ def _bytes_of(value: Any) -> bytes:
     return getattr(value, "content", None) or np.asarray(value).tobytes()
 
 
-@rule("wide-pixels", "warning", needs="samples")
+@rule("wide-pixels", "warning", runs_chain=True)
 def wide_pixels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """`decode_images` cannot hold images of more than 8 bits."""
     for decoder, modes, _ in _decoded(chain, facts):
@@ -160,7 +158,7 @@ def wide_pixels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-@rule("mask-as-colors", "warning", needs="samples")
+@rule("mask-as-colors", "warning", runs_chain=True)
 def mask_as_colours(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """The class numbers of a mask with a palette become colors."""
     for decoder, modes, _ in _decoded(chain, facts):
@@ -173,7 +171,7 @@ def mask_as_colours(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-@rule("turned-photos", "hint", needs="samples")
+@rule("turned-photos", "hint", runs_chain=True)
 def turned_photos(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """The orientation tags of photos are not followed."""
     for decoder, _, is_turned in _decoded(chain, facts):
@@ -202,8 +200,7 @@ def _headers(source: Any, field: str) -> Iterator[Image.Image]:
     positions = None
     if isinstance(source, MapPipe):
         positions = np.linspace(0, len(source) - 1, min(len(source), _NUM_PROBED)).astype(int).tolist()
-    values = itertools.islice(contents(source, field, positions), _NUM_PROBED)
-    for value in values:
+    for value in itertools.islice(contents(source, field, positions), _NUM_PROBED):
         if isinstance(value, bytes | bytearray | memoryview):
             try:
                 yield Image.open(io.BytesIO(value))
@@ -211,7 +208,7 @@ def _headers(source: Any, field: str) -> Iterator[Image.Image]:
                 continue
 
 
-@rule("merged-samples", "warning", needs="samples")
+@rule("merged-samples", "warning", runs_chain=True)
 def merged_samples(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """Samples of shards became one, because their keys have dots."""
     for source in chain.pipes:
@@ -256,8 +253,8 @@ def unindexed_shards(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-@rule("small-cache", "warning", needs="batch")
-def small_cache(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+@rule("small-cache", "warning", runs_chain=True)
+def small_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """The entries of one batch show that the cache cannot hold all samples."""
     for node in chain:
         if not isinstance(node.operation, Cacher) or not isinstance(node.pipe, MapPipe):

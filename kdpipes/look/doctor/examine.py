@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain
@@ -22,7 +25,7 @@ from kdpipes.look.doctor import data as _data  # noqa: F401  # which registers i
 from kdpipes.look.doctor import order as _order  # noqa: F401
 from kdpipes.look.doctor.advice import Advice, advice, bound_of, kinds_text, shares_by_kind
 from kdpipes.look.doctor.rules import RULES, Facts, Finding
-from kdpipes.look.doctor.work import decoders_of, global_generators, unrepeatable
+from kdpipes.look.doctor.work import decoders_of
 from kdpipes.look.profile import Profile, profile
 from kdpipes.look.rendering import render
 from kdpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
@@ -156,7 +159,7 @@ def doctor(
 
 def _examined(chain: Chain, facts: Facts) -> tuple[Finding, ...]:
     """Return what all rules find, the worst first, of each kind and pipe once."""
-    findings = [finding for rule in RULES if rule.needs == "nothing" for finding in rule.findings(chain, facts)]
+    findings = [finding for rule in RULES if not rule.runs_chain for finding in rule.findings(chain, facts)]
     if not any(finding.severity == "error" for finding in findings):
         findings += _tried(chain, facts)
     if facts.is_undealt:
@@ -173,8 +176,8 @@ def _tried(chain: Chain, facts: Facts) -> list[Finding]:
     """Return what is found when the first batch is made, twice."""
     end = chain.end.name
     try:
-        first, once = _first_batch(chain), global_generators()
-        batches, twice = (first, _first_batch(chain)), global_generators()
+        first, once = _first_batch(chain)
+        second, twice = _first_batch(chain)
     except Exception as error:  # a user's code may raise anything: it is what is looked for
         what = f"The first batch cannot be made: {type(error).__name__}: {error}".split("\n")[0]
         why = " ".join(getattr(error, "__notes__", [])) or "No loader can run the chain."
@@ -183,23 +186,24 @@ def _tried(chain: Chain, facts: Facts) -> list[Finding]:
     if first is _NOTHING:
         fix = "Look at the plan: `len(pipe)` after each filter."
         return [Finding("empty", "error", end, "The chain gives no batch.", "An epoch ends before it begins.", fix)]
-    found = [finding for rule in RULES if rule.needs == "samples" for finding in rule.findings(chain, facts)]
-    found += [finding for rule in RULES if rule.needs == "batch" for finding in rule.findings(chain, facts, first)]
-    return [*found, *unrepeatable(chain, facts, batches, (once, twice))]
+    facts = replace(facts, batch=first, batch_again=second, generators=(once, twice))
+    return [finding for rule in RULES if rule.runs_chain for finding in rule.findings(chain, facts)]
 
 
-def _first_batch(chain: Chain) -> Any:
+def _first_batch(chain: Chain) -> tuple[Any, Any]:
+    """Return the first batch, and the states of the global generators after it."""
     with Loader(chain.end.pipe) as loader:
         loader.seed(0)
-        return next(iter(loader), _NOTHING)
+        batch = next(iter(loader), _NOTHING)
+    return batch, (random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 
 def _undealt(chain: Chain, pipe: str) -> Finding:
     why = "`kdp.Loader` raises an error for an indexed chain, because nothing decides what a batch is."
     fix = "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`."
     redrawn = (one.redrawn_by() for one in chain.of_type(MapPipe))
-    if random := chain.random_name() or next((name for name in redrawn if name), None):
-        why = f"{why} In torch's DataLoader, `{random}` draws the same in every epoch."
+    if drawing := chain.random_name() or next((name for name in redrawn if name), None):
+        why = f"{why} In torch's DataLoader, `{drawing}` draws the same in every epoch."
         fix = f"{fix} With a DataLoader, call `chain.set_epoch(epoch)` before each epoch."
     what = f"The chain has no `deal` yet: it is looked at in batches of {_BATCH_SIZE}."
     return Finding("no-deal", "hint", pipe, what, why, fix)

@@ -34,8 +34,7 @@ _MANY = 50_000  # of a larger epoch, as many samples are compared
 def random_before_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A cache of torchdata's keeps random results; kdpipes' own caches raise an error."""
     for cache in (node for node in reversed(chain) if is_of_torchdata(node.pipe, *_STOCK_CACHES)):
-        drawing = (node for node in upstream_nodes(cache) if node.traits.random or _shuffles(node.pipe))
-        found = next(drawing, None)
+        found = next((node for node in upstream_nodes(cache) if node.traits.random or _is_shuffle(node.pipe)), None)
         if found is not None:
             yield (
                 cache.name,
@@ -45,8 +44,8 @@ def random_before_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-def _shuffles(pipe: Any) -> bool:
-    """Return whether a stock pipe changes the order at random."""
+def _is_shuffle(pipe: Any) -> bool:
+    """Return whether a pipe is a stock one that changes the order at random."""
     return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and isinstance(pipe, Seeded)
 
 
@@ -115,7 +114,7 @@ def unrecorded_ctx(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-@rule("sorted-batches", "warning", needs="samples")
+@rule("sorted-batches", "warning", runs_chain=True)
 def sorted_batches(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A chain that augments, and so trains, is not shuffled, although its source is sorted by class."""
     if chain.deal is None or facts.is_undealt or not any(node.traits.random for node in chain):
@@ -137,7 +136,7 @@ def sorted_batches(chain: Chain, facts: Facts) -> Iterator[Wrong]:
         )
 
 
-@rule("weak-shuffle", "warning", needs="samples")
+@rule("weak-shuffle", "warning", runs_chain=True)
 def weak_shuffle(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A shuffled chain delivers neighbors of the source close to each other."""
     if chain.deal is None or not chain.deal.pipe.is_shuffled or not isinstance(chain.deal.pipe.source, MapPipe):
@@ -202,7 +201,8 @@ def sharded_twice(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 def shuffled_in_parts(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A shuffle after the sharding mixes only what one worker has."""
     for node in reversed(chain) if chain.deal is None else ():
-        if isinstance(node.pipe, Shuffler) and _is_any(ShardingFilter, upstream_nodes(node)):
+        is_late = isinstance(node.pipe, Shuffler)
+        if is_late and any(isinstance(other.pipe, ShardingFilter) for other in upstream_nodes(node)):
             yield (
                 "shuffle",
                 "`.shuffle()` comes after `.sharding_filter()`.",
@@ -211,16 +211,12 @@ def shuffled_in_parts(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-def _is_any(kind: Any, nodes: list[Any]) -> bool:
-    return any(isinstance(node.pipe, kind) for node in nodes)
-
-
 @rule("sharded-late", "warning")
 def sharded_late(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """All workers do the work that comes before the sharding."""
     for node in (node for node in reversed(chain) if isinstance(node.pipe, ShardingFilter)):
-        working = (other for other in upstream_nodes(node) if isinstance(other.pipe, Mapper) or other.traits.random)
-        worker = next(working, None)
+        above = upstream_nodes(node)
+        worker = next((other for other in above if isinstance(other.pipe, Mapper) or other.traits.random), None)
         if worker is not None and worker.upstream:
             yield (
                 "sharding_filter",
@@ -236,7 +232,7 @@ def sharded_unseeded(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     for node in reversed(chain):
         kind = type(node.pipe)
         is_own = shards(node.pipe) and kind is not ShardingFilter and not isinstance(node.pipe, Dealer)
-        if is_own and _is_any(Shuffler, upstream_nodes(node)):
+        if is_own and any(isinstance(other.pipe, Shuffler) for other in upstream_nodes(node)):
             yield (
                 kind.__name__,
                 f"`{kind.__name__}` shards what `.shuffle()` gives, but is not a `sharding_filter`.",
@@ -249,12 +245,11 @@ def sharded_unseeded(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 @rule("unclear-rank", "warning")
 def unclear_rank(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """The environment names several ranks, but not which one this is, so it takes itself for the only one."""
-    named = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    named = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
     is_for_all = chain.deal is not None and chain.deal.pipe.is_for_all_ranks
-    if named in _ONE_PROCESS or is_for_all or group_ranks() is not None or ranks_now().num_ranks > 1:
+    if tuple(named.values()) in _ONE_PROCESS or is_for_all or group_ranks() is not None or ranks_now().num_ranks > 1:
         return
-    names = zip(("RANK", "WORLD_SIZE"), named, strict=True)
-    shown = ", ".join(f"{name}={value!r}" if value else f"no {name}" for name, value in names)
+    shown = ", ".join(f"{name}={value!r}" if value else f"no {name}" for name, value in named.items())
     yield (
         chain.end.name,
         f"The environment has {shown}, and there is no process group.",

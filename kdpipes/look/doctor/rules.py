@@ -76,43 +76,44 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules know about the machine and about how the chain will run."""
+    """What the rules know about the machine, about how the chain will run, and about its first batch."""
 
     num_workers: int
     num_cpus: int  # that this process may use
     shm_free: int | None  # bytes; None if the machine has no shared memory
     fast_decoders: tuple[str, ...]  # installed JPEG decoders that are faster than Pillow's
     is_undealt: bool = False  # the doctor has added a `deal`
+    batch: Any = None  # the first one
+    batch_again: Any = None  # the same one, made a second time
+    generators: tuple[Any, Any] = (None, None)  # the states of the global generators after each of them
     probed: dict[int, Any] = field(default_factory=dict)  # what rules have read of a node's samples, by its place
 
 
 Wrong = tuple[str, str, str, str]  # the name of a pipe, what there is, why that is bad, and what to do
-Needs = Literal["nothing", "samples", "batch"]
+Check = Callable[[Chain, Facts], Iterator[Wrong]]
 
 
 class Rule(NamedTuple):
-    """A function that yields what is wrong, called once what it needs is there: a chain that runs, its first batch."""
+    """A function that yields what is wrong with a chain; `runs_chain` if it needs one that yields batches."""
 
     code: str
     severity: Severity
-    needs: Needs
-    check: Callable[..., Iterator[Wrong]]
+    runs_chain: bool
+    check: Check
 
-    def findings(self, *arguments: Any) -> Iterator[Finding]:
+    def findings(self, chain: Chain, facts: Facts) -> Iterator[Finding]:
         """Yield the findings about a chain."""
-        return (Finding(self.code, self.severity, *wrong) for wrong in self.check(*arguments))
+        return (Finding(self.code, self.severity, *wrong) for wrong in self.check(chain, facts))
 
 
 RULES: list[Rule] = []
 
 
-def rule(
-    code: str, severity: Severity, *, needs: Needs = "nothing"
-) -> Callable[[Callable[..., Iterator[Wrong]]], Callable[..., Iterator[Wrong]]]:
+def rule(code: str, severity: Severity, *, runs_chain: bool = False) -> Callable[[Check], Check]:
     """Make a function a rule of the doctor."""
 
-    def registered(check: Callable[..., Iterator[Wrong]]) -> Callable[..., Iterator[Wrong]]:
-        RULES.append(Rule(code, severity, needs, check))
+    def registered(check: Check) -> Check:
+        RULES.append(Rule(code, severity, runs_chain, check))
         return check
 
     return registered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from kdpipes.core.pipe import fields_of as fields_known
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.meter import size_of
-from kdpipes.look.doctor.rules import Facts, Finding, Wrong, callables_of, contents, rule, selected_names, shrinks
+from kdpipes.look.doctor.rules import Facts, Wrong, callables_of, contents, rule, selected_names, shrinks
 from kdpipes.look.rendering import bytes_text
 from kdpipes.storage.shared import Shared, sharing
 from kdpipes.work.adapters import unwrapped
@@ -33,7 +32,7 @@ from kdpipes.work.joint import fields_of
 from kdpipes.work.on_error import OnError
 from kdpipes.work.transform import Transformer
 
-__all__ = ["decoders_of", "global_generators", "is_same", "unrepeatable"]
+__all__ = ["decoders_of", "is_same"]
 
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _CALLING = ("map", "transform", "add_field")
@@ -153,8 +152,8 @@ def unhashed_globals(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-@rule("empty-cache", "warning", needs="batch")
-def empty_cache(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+@rule("empty-cache", "warning", runs_chain=True)
+def empty_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A cache holds nothing after a batch has passed it."""
     for pipe in chain.of_type(CacheMapDataPipe, CacheIterDataPipe):
         if not pipe.stats().entries:
@@ -167,15 +166,9 @@ def empty_cache(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
             )
 
 
-def global_generators() -> tuple[Any, ...]:
-    """Return the states of the global generators."""
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def unrepeatable(
-    chain: Chain, facts: Facts, batches: tuple[Any, Any], generators: tuple[Any, Any]
-) -> Iterator[Finding]:
-    """Yield a finding if a batch differs the second time, or if something draws unseeded numbers for it.
+@rule("unrecorded-randomness", "warning", runs_chain=True)
+def unrepeatable(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+    """A batch differs the second time, or something draws unseeded numbers for it.
 
     Functions that kdpipes seeds leave the global generators as they were. One that seeds them itself leaves them in the
     same state each time.
@@ -183,14 +176,12 @@ def unrepeatable(
     dealer = chain.deal
     if dealer is None or any(dealer.pipe in Chain.of(pipe) for pipe in chain.of_type(Shuffler)):
         return
-    if is_same(*batches) and is_same(*generators):
-        return
     what = "The same batch of the same epoch was made twice, and was not the same."
-    if is_same(*batches):
+    if is_same(facts.batch, facts.batch_again):
+        if is_same(*facts.generators):
+            return
         what = "Something draws from the global generators of `random`, NumPy or torch, and nothing seeds them for it."
-    yield Finding(
-        "unrecorded-randomness",
-        "warning",
+    yield (
         _suspect(chain),
         what,
         "Something draws random numbers that neither `deal(seed=...)` decides nor a ctx records: no run can be "
@@ -230,7 +221,7 @@ def is_same(one: Any, other: Any) -> bool:
     return True
 
 
-@rule("slow-decoder", "hint", needs="samples")
+@rule("slow-decoder", "hint", runs_chain=True)
 def slow_decoder(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """Pillow decodes JPEGs, although a faster decoder gives the same pixels."""
     for node in reversed(chain):
@@ -278,21 +269,15 @@ class _Enough(Exception):
     """So much of a value has been pickled that the rest will do."""
 
 
-class _Sink(io.RawIOBase):
-    """Counts what is written, and keeps nothing."""
+class _Sink:
+    """A file for a pickle that keeps nothing, and raises `_Enough`, so that large data are not pickled whole."""
 
-    def __init__(self) -> None:
-        self._size = 0
+    size = 0
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        size = memoryview(content).nbytes
-        self._size += size
-        if self._size > _ENOUGH:
+    def write(self, content: Any) -> None:
+        self.size += memoryview(content).nbytes
+        if self.size > _ENOUGH:
             raise _Enough
-        return size
 
 
 def _pickling_error(value: Any) -> str | None:
@@ -307,10 +292,10 @@ def _pickling_error(value: Any) -> str | None:
     return None
 
 
-@rule("full-size-pixels", "warning", needs="batch")
-def full_size_pixels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+@rule("full-size-pixels", "warning", runs_chain=True)
+def full_size_pixels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """Decoded images leave the workers at their full size."""
-    image = next((image for image in _images(batch) if _bytes_of(image) >= _LARGE), None)
+    image = next((image for image in _images(facts.batch) if _bytes_of(image) >= _LARGE), None)
     if image is not None and chain.operations(ImageDecoder) and not shrinks(chain) and facts.num_workers:
         yield (
             chain.end.name,
@@ -320,10 +305,10 @@ def full_size_pixels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
         )
 
 
-@rule("float-pixels", "hint", needs="batch")
-def float_pixels(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+@rule("float-pixels", "hint", runs_chain=True)
+def float_pixels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """Images leave the workers as floating-point numbers."""
-    for image in _images(batch) if facts.num_workers else ():
+    for image in _images(facts.batch) if facts.num_workers else ():
         is_array = isinstance(image, torch.Tensor | np.ndarray)
         if _bytes_of(image) < _LARGE or not is_array or "float" not in str(image.dtype):
             continue
@@ -360,10 +345,10 @@ def _images(value: Any, depth: int = 0) -> Iterator[Any]:
         yield value
 
 
-@rule("small-shared-memory", "warning", needs="batch")
-def small_shared_memory(chain: Chain, facts: Facts, batch: Any) -> Iterator[Wrong]:
+@rule("small-shared-memory", "warning", runs_chain=True)
+def small_shared_memory(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """The shared memory is smaller than the batches in transit need."""
-    needed = facts.num_workers * (_PREFETCH + _BORROWED) * size_of(batch)
+    needed = facts.num_workers * (_PREFETCH + _BORROWED) * size_of(facts.batch)
     if facts.shm_free is not None and needed > facts.shm_free:
         yield (
             chain.end.name,
