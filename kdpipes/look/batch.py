@@ -30,7 +30,7 @@ from kdpipes.look.rendering import class_name
 from kdpipes.work.replay import find_sample
 from kdpipes.work.transform import Transformer
 
-__all__ = ["ItemFields", "class_names_of", "fields_of", "names_of", "replay_grid", "show_batch"]
+__all__ = ["ItemFields", "class_names_of", "columns_of", "fields_of", "names_of", "replay_grid", "show_batch"]
 
 
 class ItemFields(NamedTuple):
@@ -79,11 +79,17 @@ def _without_ctx(item: Any, form: ItemForm | None) -> tuple[Any, Mapping[str, An
     return tuple(fields) if is_tuple else fields, ctx
 
 
-class _Batch(NamedTuple):
-    images: list[Any]  # or tuples of views
-    labels: Any
-    keys: Sequence[str] | None
-    ctxs: list[dict[str, Any]]
+def columns_of(batch: Any, form: ItemForm | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the fields of a batch, each with the values of all samples; and the ctx of each sample, if known."""
+    if isinstance(batch, list) and any(getattr(part, "ndim", 0) == 4 for part in batch):
+        batch = tuple(batch)  # as torch's own collation gives them
+    batch = [batch] if isinstance(batch, Sample) else batch
+    if isinstance(batch, list) and batch and isinstance(batch[0], Sample | tuple | Mapping):
+        items = [fields_of(item, form) for item in batch]
+        names = dict.fromkeys(name for item in items for name in item.values)
+        return {name: [item.values.get(name) for item in items] for name in names}, [dict(item.ctx) for item in items]
+    values, ctx = fields_of(batch, form)
+    return values, split_ctx(ctx) if ctx else []
 
 
 def show_batch(
@@ -140,14 +146,25 @@ def show_batch(
     normalization = check_normalization(mean, std)
     if normalization is None and source_datapipe is not None:
         normalization = normalization_of(source_datapipe)
-    found = _read(batch, names)
-    shown = found.images[: check_count("max_images", max_images)]
-    captions = [_caption(found.labels, place, labels_of) for place in range(len(shown))]
+    values, ctxs = columns_of(batch, names)
+    images, labels = _images(values), values.get("y")
+    if labels is None:
+        labels = next((value for value in values.values() if _are_labels(value, len(images))), None)
+    shown = images[: check_count("max_images", max_images)]
+    captions = [_caption(labels, place, labels_of) for place in range(len(shown))]
     views = (image if isinstance(image, tuple) else (image,) for image in shown)
     rows = [[picture_of(view, normalization) for view in each] for each in views]
     if crops or originals is not None:
-        drawn = _originals(found, source_datapipe, originals, len(shown))
-        triples = zip(drawn, found.ctxs, rows, strict=False)  # of larger batches, only some are shown
+        if not any(ctxs):
+            raise ChainError(
+                "`crops` needs recorded crops. Put `.record_ctx()` before the transforms, and write "
+                "`.select(..., return_ctx=True)`."
+            )
+        if originals is None:
+            originals = _originals(values.get("key"), source_datapipe, len(shown))
+        elif len(originals) < len(shown):
+            raise ValueError(f"`originals` must be as many as the {len(shown)} images, but are {len(originals)}.")
+        triples = zip(originals, ctxs, rows, strict=False)  # of larger batches, only some are shown
         rows = [[crop_boxes(original, ctx), *row] for original, ctx, row in triples]
     num_each = max(map(len, rows))
     return image_grid(
@@ -156,25 +173,6 @@ def show_batch(
         num_columns=max(1, check_count("num_columns", num_columns) // num_each) * num_each,
         tile=tile,
     )
-
-
-def _read(batch: Any, form: ItemForm | None) -> _Batch:
-    """Return the parts of a batch that are shown."""
-    if isinstance(batch, list) and any(getattr(part, "ndim", 0) == 4 for part in batch):
-        batch = tuple(batch)  # as torch's own collation gives them
-    batch = [batch] if isinstance(batch, Sample) else batch
-    if isinstance(batch, list) and batch and isinstance(batch[0], Sample | tuple | Mapping):
-        items = [fields_of(item, form) for item in batch]
-        names = dict.fromkeys(name for item in items for name in item.values)
-        values: dict[str, Any] = {name: [item.values.get(name) for item in items] for name in names}
-        ctxs = [dict(item.ctx) for item in items]
-    else:
-        values, ctx = fields_of(batch, form)
-        ctxs = split_ctx(ctx) if ctx else []
-    images, labels = _images(values), values.get("y")
-    if labels is None:
-        labels = next((value for value in values.values() if _are_labels(value, len(images))), None)
-    return _Batch(images, labels, values.get("key"), ctxs)
 
 
 def _images(values: Mapping[str, Any]) -> list[Any]:
@@ -213,41 +211,26 @@ def _caption(labels: Any, place: int, names: Sequence[str] | None) -> str:
         return class_name(label, names) or str(label)
     shares = sorted(((share, number) for number, share in enumerate(label) if share > 0.005), reverse=True)[:2]
     texts = [class_name(number, names) or str(number) for _, number in shares]
-    return (
-        texts[0]
-        if len(texts) == 1
-        else " ".join(f"{text} {share:.0%}" for text, (share, _) in zip(texts, shares, strict=True))
-    )
+    if len(texts) == 1:
+        return texts[0]
+    return " ".join(f"{text} {share:.0%}" for text, (share, _) in zip(texts, shares, strict=True))
 
 
-def _originals(batch: _Batch, chain: Any, originals: Sequence[Any] | None, number: int) -> Sequence[Any]:
+def _originals(keys: Sequence[str] | None, chain: Any, number: int) -> list[Any]:
     """Return the images from which those of a batch were cropped."""
-    if not any(batch.ctxs):
-        raise ChainError(
-            "`crops` needs recorded crops. Put `.record_ctx()` before the transforms, and write "
-            "`.select(..., return_ctx=True)`."
-        )
-    if originals is not None:
-        if len(originals) < number:
-            raise ValueError(f"`originals` must be as many as the {number} images, but are {len(originals)}.")
-        return originals
     source = None if chain is None else next(iter(Chain.of(chain).of_type(MapPipe)), None)
-    if source is not None and batch.keys is None:
+    if source is None or keys is None:
         raise ChainError(
-            "`crops` needs the original images, which are found by their keys. Select the keys, too: "
-            '`select("x y key", return_ctx=True)`; or pass `originals=[...]`.'
-        )
-    if source is None or batch.keys is None:
-        raise ChainError(
-            "`crops` needs the original images. Pass an indexed chain as `source_datapipe` and select the keys, "
-            '`select("x y key", return_ctx=True)`; or pass `originals=[...]`.'
+            "`crops` needs the original images, which are found by their keys. Pass an indexed chain as "
+            '`source_datapipe` and select the keys, too: `select("x y key", return_ctx=True)`; or pass '
+            "`originals=[...]`."
         )
     while isinstance(source, SampleMapper) and source.traits.gives == "items":
         source = source.source
     transforms = Chain.of(source).operations(Transformer)
     field = transforms[0].field if transforms else "x"
     found = []
-    for key in map(str, batch.keys[:number]):
+    for key in map(str, keys[:number]):
         sample = find_sample(key, source)
         if sample is None:
             raise ChainError(

@@ -226,10 +226,10 @@ def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -
     drawn = as_picture(image).copy()
     pen, width = ImageDraw.Draw(drawn), line or max(3, round(max(drawn.size) / 60))
     views = [ctx, *(entry for name, entry in ctx.items() if name.startswith("view_") and isinstance(entry, Mapping))]
-    colors = cycle(_COLORS)
-    if len(views) > 1 and not list(_first_box(ctx, drawn.size)):
-        views = views[1:]
-    boxes = [(box, color) for view, color in zip(views, colors, strict=False) for box in _first_box(view, drawn.size)]
+    regions = [_first_box(view, drawn.size) for view in views]
+    if len(regions) > 1 and regions[0] is None:  # then the first color is for the first view
+        del regions[0]
+    boxes = [(box, color) for box, color in zip(regions, cycle(_COLORS), strict=False) if box is not None]
     edge = max(1, round(width / 3))
     for (left, top, right, bottom), _ in boxes:  # a light edge outside and a dark one inside show on any image
         outer = left - edge, top - edge, right - 1 + edge, bottom - 1 + edge
@@ -241,28 +241,23 @@ def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -
     return drawn
 
 
-def _first_box(ctx: Mapping[str, Any], size: tuple[int, int]) -> Iterator[Box]:
-    """Yield the first region of a view, in pixels of the image that it began with."""
+def _first_box(ctx: Mapping[str, Any], size: tuple[int, int]) -> Box | None:
+    """Return the first region of a view, in pixels of the image that it began with; None if it has none."""
     (width, height), is_mirrored = size, False
     for entry in ctx.values():
         if not isinstance(entry, Mapping) or "partner" in entry:
             continue
         if set(entry) >= _BOX:
-            yield _scaled(entry, size, (width, height), is_mirrored=is_mirrored)
-            return
+            sides = [entry["left"], entry["top"], entry["left"] + entry["width"], entry["top"] + entry["height"]]
+            if not all(isinstance(side, int) for side in sides):
+                hint = "`kdpipes.delivery.split_ctx(ctx)` splits a batch's."
+                raise TypeError(must_be("ctx", "the ctx of one sample", dict(entry), hint))
+            across, down = size[0] / width, size[1] / height
+            left, top, right, bottom = sides[0] * across, sides[1] * down, sides[2] * across, sides[3] * down
+            return (size[0] - right, top, size[0] - left, bottom) if is_mirrored else (left, top, right, bottom)
         if set(entry) == {"height", "width"}:
             width, height = entry["width"], entry["height"]
         is_mirrored ^= entry.get("flipped") is True
-        if "steps" in entry:
-            return
-
-
-def _scaled(box: Mapping[str, Any], size: tuple[int, int], seen: tuple[int, int], *, is_mirrored: bool) -> Box:
-    sides = [box["left"], box["top"], box["left"] + box["width"], box["top"] + box["height"]]
-    if not all(isinstance(side, int) for side in sides):
-        raise TypeError(
-            must_be("ctx", "the ctx of one sample", dict(box), "`kdpipes.delivery.split_ctx(ctx)` splits a batch's.")
-        )
-    across, down = size[0] / seen[0], size[1] / seen[1]
-    left, top, right, bottom = sides[0] * across, sides[1] * down, sides[2] * across, sides[3] * down
-    return (size[0] - right, top, size[0] - left, bottom) if is_mirrored else (left, top, right, bottom)
+        if "steps" in entry:  # of another library: it is unknown what it did to the image
+            return None
+    return None

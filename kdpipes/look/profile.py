@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery import meter
 from kdpipes.loader.loader import Loader
-from kdpipes.loader.profile import COPYING, Measured, Row, WorkerTimes
+from kdpipes.loader.profile import COPYING, Measured, WorkerTimes
 from kdpipes.look.figures import Figure, bar_chart
 from kdpipes.look.rendering import bytes_text, counted, render, seconds_text, table_lines
 from kdpipes.storage.files import replace_file
@@ -226,17 +226,17 @@ class Profile:
         return {**found, "consumer_s": self.consumer_s, "bound": self.bound, "pipes": pipes}
 
     @classmethod
-    def of(cls, measured: Measured, before: dict[int, dict[str, int]] | None = None) -> Profile:
+    def of(cls, measured: Measured, before: Sequence[dict[str, int]] = ()) -> Profile:
         """Return the profile of what a loader has measured.
 
         Args:
             measured: The result of `Loader.measured()`.
-            before: The counters of caches before that, by the place of the pipe.
+            before: The counters of the pipes before that.
         """
         names = tuple(pipe_name(pipe) for pipe in measured.pipes)
         work_s = sum(lane.work_s for lane in measured.workers)
         return cls(
-            pipes=_pipe_times(measured, names, work_s, before or {}),
+            pipes=_pipe_times(measured, names, work_s, before),
             num_batches=measured.num_batches,
             num_samples=measured.num_samples,
             num_workers=measured.num_workers if measured.has_workers else 0,
@@ -251,39 +251,35 @@ class Profile:
 
 
 def _pipe_times(
-    measured: Measured, names: tuple[str, ...], work_s: float, before: dict[int, dict[str, int]]
+    measured: Measured, names: tuple[str, ...], work_s: float, before: Sequence[dict[str, int]]
 ) -> tuple[PipeTime, ...]:
     probed_s = sum(row.seconds for row in measured.rows)
     scale = work_s / probed_s if probed_s else 1.0  # the last items may not have been measured
     rows = [row._replace(seconds=row.seconds * scale) for row in measured.rows] + measured.main_rows
     total_s = sum(row.seconds for row in rows) or 1.0
-    nodes = {id(node.pipe): node for node in Chain.of(measured.pipes[0])}
-    found = []
-    for place in [*reversed(range(len(names))), None]:
+    kinds = {id(node.pipe): _kind_of(node) for node in Chain.of(measured.pipes[0])}
+
+    def time_of(place: int | None, name: str, kind: Kind) -> PipeTime:
         own = [row for row in rows if row.place == place]
-        if place is not None:
-            pipe = measured.pipes[place]
-            kind = _kind_of(nodes[id(pipe)])
-            made = _pipe_time(names[place], kind, place < measured.num_main, own, total_s)
-            hits, misses = (_counted(pipe, before.get(place, {}), name) for name in ("cache_hits", "cache_misses"))
-            found.append(made._replace(hits=hits, misses=misses))
-        elif own and measured.has_workers:
-            sending = _pipe_time(SENDING, "transfer", False, own, total_s)
-            found.insert(len(found) - measured.num_main, sending)
-    return tuple(found)
+        seconds, is_main = sum(row.seconds for row in own), place is not None and place < measured.num_main
+        calls, num_bytes = sum(row.calls for row in own if not row.what), sum(row.num_bytes for row in own)
+        steps = tuple(StepTime(row.what, row.seconds) for row in own if row.what)
+        return PipeTime(name, kind, is_main, seconds / total_s, seconds, calls, num_bytes, None, None, steps)
+
+    found = []
+    for place, (name, counts) in enumerate(zip(names, _cache_counts(measured), strict=True)):
+        hits, misses = (
+            counts[key] - (before[place].get(key, 0) if before else 0) if key in counts else None
+            for key in ("cache_hits", "cache_misses")
+        )
+        found.append(time_of(place, name, kinds[id(measured.pipes[place])])._replace(hits=hits, misses=misses))
+    if measured.has_workers and any(row.place is None for row in rows):
+        found.insert(measured.num_main, time_of(None, SENDING, "transfer"))
+    return tuple(reversed(found))
 
 
-def _pipe_time(name: str, kind: Kind, is_main: bool, rows: list[Row], total_s: float) -> PipeTime:
-    seconds = sum(row.seconds for row in rows)
-    steps = tuple(StepTime(row.what, row.seconds) for row in rows if row.what)
-    calls = sum(row.calls for row in rows if not row.what)
-    num_bytes = sum(row.num_bytes for row in rows)
-    return PipeTime(name, kind, is_main, seconds / total_s, seconds, calls, num_bytes, None, None, steps)
-
-
-def _counted(pipe: Any, before: dict[str, int], name: str) -> int | None:
-    counted = pipe.counters() if isinstance(pipe, Pipe) else {}
-    return counted[name] - before.get(name, 0) if name in counted else None
+def _cache_counts(measured: Measured) -> list[dict[str, int]]:
+    return [pipe.counters() if isinstance(pipe, Pipe) else {} for pipe in measured.pipes]
 
 
 def profile(
@@ -327,22 +323,14 @@ def profile(
     is_borrowed = isinstance(source, MapDataPipe)
     source = source.deal(batch_size=_BATCH_SIZE) if is_borrowed else source
     with Loader(source, num_workers, reading_service=reading_service, profile=True) as loader:
-        before = _counts(loader)
+        before = _cache_counts(loader.measured())
         loader.warm_up()  # to start workers takes time that no later epoch takes
         _run(loader, seconds, step)
         found = Profile.of(loader.measured(), before)
-    return _without_deal(found) if is_borrowed else found
-
-
-def _without_deal(profile: Profile) -> Profile:
-    """Return the profile of an indexed chain, in which the `deal` that was added for it is marked."""
-    pipes = tuple(pipe._replace(pipe=BORROWED) if pipe.pipe == "deal" else pipe for pipe in profile.pipes)
-    return replace(profile, pipes=pipes, names=(BORROWED, *profile.names[1:]))
-
-
-def _counts(loader: Loader) -> dict[int, dict[str, int]]:
-    pipes = loader.measured().pipes
-    return {place: pipe.counters() if isinstance(pipe, Pipe) else {} for place, pipe in enumerate(pipes)}
+    if is_borrowed:
+        pipes = tuple(pipe._replace(pipe=BORROWED) if pipe.pipe == "deal" else pipe for pipe in found.pipes)
+        found = replace(found, pipes=pipes, names=(BORROWED, *found.names[1:]))
+    return found
 
 
 def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> None:

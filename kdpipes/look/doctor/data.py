@@ -20,6 +20,7 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
+from kdpipes.look.batch import columns_of
 from kdpipes.look.doctor.rules import (
     Facts,
     Wrong,
@@ -54,14 +55,8 @@ def _columns(chain: Chain, batch: Any) -> list[tuple[str, Sequence[Any]]]:
     form, selector = form_of(chain.end.pipe), selector_in(chain)
     if form is None or selector is None:
         return []
-    keys: Sequence[Any] = form.names if form.kind == "dict" else range(len(form.names))
-    if isinstance(batch, list):  # of items
-        parts = [item[0] if form.has_ctx else item for item in batch]
-        columns: list[Any] = [parts] if form.kind == "bare" else [[part[key] for part in parts] for key in keys]
-    else:
-        parts = batch[0] if form.has_ctx else batch
-        columns = [parts] if form.kind == "bare" else [parts[key] for key in keys]
-    return list(zip(selector.names, columns, strict=True))
+    values, _ = columns_of(batch, form)
+    return [(field, values[name]) for field, name in zip(selector.names, form.names, strict=True) if name in values]
 
 
 @rule("text-labels", "warning", runs_chain=True)
@@ -98,7 +93,7 @@ def no_batches(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 def no_values(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A function returns None for a field of all samples of a batch; sources may lack labels."""
     added = {adder.name for adder in chain.operations(FieldAdder)}  # a transform that returns None is an error
-    for field, values in [] if facts.batch is None else _columns(chain, facts.batch):
+    for field, values in _columns(chain, facts.batch):
         if field in added and isinstance(values, list) and _are_none(values):
             yield ("add_field", f"Field {field!r} is None in all samples of a batch.", *_RETURN)
 
