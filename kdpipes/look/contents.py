@@ -34,7 +34,7 @@ from kdpipes.storage.decoding import decode_member
 from kdpipes.storage.files import forget_listings, list_files, list_versions, matching_urls, version_of
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.records import HEADER, Header, finished_index, part_name, read_header
-from kdpipes.storage.shard_index import Places, ShardIndex
+from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import Seen, class_names_of, notes_beside, notes_places
 from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
 from kdpipes.work.decode import DecodedImage, EncodedImage
@@ -237,7 +237,7 @@ def _look_at_records(folder: Path, header: Header, num_samples: int) -> Contents
         total,
         sum(part.num_bytes or 0 for part in parts),
         _fields_in(index for _, index in found),
-        _counted(labels, header.class_names),
+        _classes_in(labels, header.class_names),
         _first_samples(found, num_samples),
         parts=parts,
         jobs=[JobSeen(str(folder / HEADER), total if is_complete else None, is_complete)],
@@ -262,7 +262,7 @@ def _look_at_shards(urls: Sequence[str], num_samples: int, *, scan: bool) -> Con
         sum(numbers) if len(numbers) == len(shards) else None,
         sum(shard.num_bytes for shard in shards),
         _fields_in(index for _, index in found),
-        _counted(labels, class_names),
+        _classes_in(labels, class_names),
         _first_samples(found, num_samples),
         shards=shards,
         jobs=jobs,
@@ -299,7 +299,7 @@ def _labels_of(shard: ShardSeen, index: ShardIndex) -> NDArray[Any] | None:
     return np.asarray(names)
 
 
-def _counted(labels: Sequence[NDArray[Any] | None], names: Sequence[str] | None) -> list[ClassSeen] | None:
+def _classes_in(labels: Sequence[NDArray[Any] | None], names: Sequence[str] | None) -> list[ClassSeen] | None:
     """Return the classes of several shards or parts; None if the labels of one are unknown."""
     known = [each for each in labels if each is not None]
     if not known or len(known) < len(labels):
@@ -323,14 +323,13 @@ def _first_samples(indexes: Sequence[tuple[str, ShardIndex]], number: int) -> li
     for start, index in indexes:
         for place in range(min(len(index.keys), number - len(found))):
             known = {name: places for name, places in sorted(index.fields.items()) if places.offsets[place] >= 0}
-            fields = {name: _member(places, place) for name, places in known.items()}
+            fields: dict[str, dict[str, Any]] = {}
+            for name, places in known.items():
+                fields[name] = {"bytes": int(places.sizes[place])}
+                if places.values is not None:
+                    fields[name]["value"] = int(places.values[place])
             found.append(SampleSeen(f"{start}{index.keys[place]}", fields))
     return found
-
-
-def _member(places: Places, place: int) -> dict[str, Any]:
-    value = {} if places.values is None else {"value": int(places.values[place])}
-    return {"bytes": int(places.sizes[place]), **value}
 
 
 def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Contents:
@@ -346,7 +345,10 @@ def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Cont
     chain = Chain.of(pipe)
     source = pipe if chain.deal is None else chain.deal.upstream[0].pipe
     with unrecorded(source):
-        samples = [_seen(sample) for sample in islice(_samples_of(source), num_samples)]
+        samples = [
+            SampleSeen(sample.key, {name: _described(sample[name]) for name in sorted(sample)})
+            for sample in islice(_samples_of(source), num_samples)
+        ]
     return Contents(
         "chain",
         _length_of(source),
@@ -395,10 +397,6 @@ def _classes_of(source: MapPipe) -> list[ClassSeen] | None:
     return _classes_seen(class_counts(column), source.class_names()) if column.dtype.kind in "biuU" else None
 
 
-def _seen(sample: Sample) -> SampleSeen:
-    return SampleSeen(sample.key, {name: _described(sample[name]) for name in sorted(sample)})
-
-
 def _described(value: Any) -> dict[str, Any]:
     """Return the type and size of a value; for numbers, also the value."""
     kind = type(value).__name__
@@ -426,7 +424,7 @@ def _fields_of(samples: Sequence[SampleSeen]) -> list[FieldSeen]:
         kind = types[0] if len(types) == 1 else f"{types[0]}, and {len(types) - 1} others"
         if all("bytes" in each for each in seen):
             found.append(FieldSeen.of(name, [each["bytes"] for each in seen], kind))
-        else:
+        else:  # numbers have no size
             found.append(FieldSeen(name, len(seen), type=kind))
     return found
 
@@ -440,12 +438,13 @@ def contents_lines(title: str, found: Contents) -> Iterator[str]:
         counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
         is_better_made = bool({"stale", "damaged", "missing"} & set(states))
         yield f"  indexes: {counts}{'; `kdpipes index` renews those that are not fresh' if is_better_made else ''}"
-        yield from _listed(
-            [f"{shard.index}: {printable(shard.url)}" for shard in found.shards if shard.index != "fresh"]
-        )
-    if missing := [f"missing: {printable(part.path)}" for part in found.parts if part.num_samples is None]:
+        others = [shard for shard in found.shards if shard.index != "fresh"]
+        yield from (f"    {shard.index}: {printable(shard.url)}" for shard in others[:_MOST])
+        yield from _left_out(len(others))
+    if missing := [part for part in found.parts if part.num_samples is None]:
         yield f"  parts: {len(found.parts) - len(missing):,} complete, {len(missing):,} missing"
-        yield from _listed(missing)
+        yield from (f"    missing: {printable(part.path)}" for part in missing[:_MOST])
+        yield from _left_out(len(missing))
     command = "kdpipes records" if found.kind == "records" else "kdpipes pack"
     for job in found.jobs:
         if not job.is_complete:
@@ -456,12 +455,12 @@ def contents_lines(title: str, found: Contents) -> Iterator[str]:
         head = ["field", "samples", "bytes", "min", "median", "max"]
         yield from (f"  {line}" for line in table_lines([head, *map(_row, found.fields)]))
     if found.classes is not None:
-        rows = [
-            [f"{printable(str(each.label))} {printable(each.name or '')}".rstrip(), f"{each.num_samples:,}"]
-            for each in found.classes
-        ]
-        yield from (f"  {line}" for line in table_lines([["class", "samples"], *rows[:_MOST]]))
-        yield from _listed([], left_out=len(rows) - _MOST)
+        rows = [["class", "samples"]]
+        for each in found.classes[:_MOST]:
+            name = f"{printable(str(each.label))} {printable(each.name or '')}".rstrip()
+            rows.append([name, f"{each.num_samples:,}"])
+        yield from (f"  {line}" for line in table_lines(rows))
+        yield from _left_out(len(found.classes))
     if found.samples:
         yield "  first samples:"
     for sample in found.samples:
@@ -469,12 +468,9 @@ def contents_lines(title: str, found: Contents) -> Iterator[str]:
         yield f"    {printable(sample.key)}: {fields}"
 
 
-def _listed(lines: Sequence[str], left_out: int | None = None) -> Iterator[str]:
-    """Yield the first lines, and how many are left out."""
-    yield from (f"    {line}" for line in lines[:_MOST])
-    left_out = len(lines) - _MOST if left_out is None else left_out
-    if left_out > 0:
-        yield f"    ... and {left_out:,} more"
+def _left_out(number: int) -> list[str]:
+    """Return a line for the entries of a list that are not shown, if there are any."""
+    return [f"    ... and {number - _MOST:,} more"] if number > _MOST else []
 
 
 def _totals(found: Contents) -> Iterator[str]:
