@@ -84,15 +84,11 @@ def _made(chain: Any) -> Any:
 
 
 def _dealt(chain: Any) -> Any:
-    """Return the `deal` of a chain."""
-    found = Chain.of(chain).deal
+    """Return the `deal` of a chain, or of one that a function makes."""
+    found = Chain.of(_made(chain)).deal
     if found is None:
         raise ChainError("The chain has no batches. End it with `.deal(batch_size=...)`.")
     return found.pipe
-
-
-def _service(num_workers: int, *, threads: bool) -> dict[str, Any]:
-    return {"reading_service": ThreadReadingService(num_workers)} if threads else {"num_workers": num_workers}
 
 
 def _check_same(expected: Sequence[Any], found: Sequence[Any], where: str, hint: str) -> None:
@@ -133,26 +129,29 @@ def check_elastic(
         >>> numbers = kdp.from_dataset([(n, n % 3) for n in range(10)])
         >>> check_elastic(numbers.select("x").deal(global_batch_size=4, shuffle=True), num_workers=[2])
     """
-    deal = _dealt(_made(chain))
+    deal = _dealt(chain)
     hint = (
         "Something depends on the process: a generator of the pipe's own, a counter, the time, or the order of calls. "
         "Take a parameter `rng`, and keep nothing between samples."
     )
     with as_rank(0, 1):
-        expected = _epochs(chain, num_epochs, num_workers=0)
-        ways = [(number, False) for number in num_workers] + [(2, True)] * threads
-        for number, is_threads in ways:
-            found = _epochs(chain, num_epochs, **_service(number, threads=is_threads))
-            kind = "threads" if is_threads else "worker processes"
+        expected = _epochs(chain, num_epochs)
+        ways: dict[str, dict[str, Any]] = {
+            f"{number} worker processes": {"num_workers": number} for number in num_workers
+        }
+        if threads:
+            ways["2 threads"] = {"reading_service": ThreadReadingService(2)}
+        for way, service in ways.items():
+            found = _epochs(chain, num_epochs, **service)
             for epoch, (one, other) in enumerate(zip(expected, found, strict=True)):
-                _check_same(one, other, f"With {number} {kind}, epoch {epoch}", hint)
-        sizes, whole = deal.sizes(), _epochs(lambda: _dealt(_made(chain)), num_epochs, num_workers=0)
+                _check_same(one, other, f"With {way}, epoch {epoch}", hint)
+        sizes, whole = deal.sizes(), _epochs(lambda: _dealt(chain), num_epochs)
     for number in num_ranks:
         parts = []
         for rank in range(number):
             with as_rank(rank, number):
                 if deal.sizes() == sizes:
-                    parts.append(_epochs(lambda: _dealt(_made(chain)), num_epochs, num_workers=0))
+                    parts.append(_epochs(lambda: _dealt(chain), num_epochs))
         is_cut = deal.has_lanes and deal.uneven != "keep"
         for epoch in range(num_epochs if len(parts) == number else 0):
             batches = list(zip_longest(*(part[epoch] for part in parts), fillvalue=[]))
@@ -184,8 +183,8 @@ def check_resumable(chain: Any, *, num_workers: Sequence[int] = (0, 2)) -> None:
         >>> numbers = kdp.from_dataset([(n, n % 3) for n in range(10)])
         >>> check_resumable(numbers.select("x").deal(batch_size=4, shuffle=True))
     """
-    _dealt(_made(chain))
-    expected = _epochs(chain, 2, num_workers=0)
+    _dealt(chain)
+    expected = _epochs(chain, 2)
     size = len(expected[0])
     points = sorted({0, size, *np.linspace(0, size, min(size + 1, _POINTS)).astype(int).tolist()})
     hint = "What a pipe keeps while it is iterated is not in the state: derive it from the epoch and the position."
@@ -232,12 +231,15 @@ def check_exactly_once(chain: Any, *, num_workers: int = 2, num_ranks: int = 2, 
         >>> numbers = kdp.from_dataset([(n, n % 3) for n in range(10)])
         >>> check_exactly_once(numbers.select("x").deal(batch_size=2, shuffle=True))
     """
-    deal = _keyed(_dealt(_made(chain)))
-    _check_keys(deal)
+    deal = _keyed(_dealt(chain))
+    for node in Chain.of(deal):
+        if isinstance(node.pipe, MapPipe) and not node.upstream and len(node.pipe):
+            key, number = Counter(node.pipe.column("key").tolist()).most_common(1)[0]
+            _require(number == 1, f"{number} samples of `{node.name}` have the key {key!r}: keys must be unique.")
     found: list[Any] = []
     receipts = []
     for rank in range(num_ranks):
-        made = _keyed(_dealt(_made(chain)))
+        made = _keyed(_dealt(chain))
         with _expecting_deaths(), as_rank(rank, num_ranks), Loader(made, num_workers=num_workers) as loader:
             for number, batch in enumerate(loader):
                 found += batch
@@ -246,15 +248,17 @@ def check_exactly_once(chain: Any, *, num_workers: int = 2, num_ranks: int = 2, 
             if isinstance(deal.source, MapPipe):
                 receipts.append(loader.receipt())
     is_dropped = deal.uneven == "drop"
-    with as_rank(0, 1):  # of a stream, one rank may drop more samples than several
-        batches = [deal.source] if is_dropped and deal.has_lanes else _first_epoch(deal)
+    with as_rank(0, 1), Loader(deal) as loader:  # of a stream, one rank may drop more samples than several
+        batches = [deal.source] if is_dropped and deal.has_lanes else loader
         expected = [item for batch in batches for item in batch]
-    # The ordinals of a stream that is read in lanes are those of a rank.
-    whole, got = (Counter(_identities(items, by_ordinal=not deal.has_lanes)) for items in (expected, found))
+    # The ordinals of a stream that is read in lanes are those of a rank, and not compared.
+    whole, got = (
+        Counter((key, -1 if deal.has_lanes else ordinal) for key, ordinal, is_padding in items if not is_padding)
+        for items in (expected, found)
+    )
     hint = "Plans and streams must give the same in every process: no generator of their own, no counter, no set order."
-    for what, difference in (("not delivered", whole - got), ("delivered too often", got - whole)):
-        if what == "not delivered" and is_dropped:
-            continue
+    lost: Counter[tuple[str, int]] = Counter() if is_dropped else whole - got
+    for what, difference in (("not delivered", lost), ("delivered too often", got - whole)):
         if difference:
             key, ordinal = min(difference)
             raise AssertionError(
@@ -278,23 +282,6 @@ def _expecting_deaths() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_other)
-
-
-def _check_keys(chain: Any) -> None:
-    """Raise AssertionError if samples of an indexed source have the same key: caches would take one for the other."""
-    for node in Chain.of(chain):
-        if isinstance(node.pipe, MapPipe) and not node.upstream:
-            key, number = Counter(node.pipe.column("key").tolist()).most_common(1)[0] if len(node.pipe) else ("", 1)
-            _require(number == 1, f"{number} samples of `{node.name}` have the key {key!r}: keys must be unique.")
-
-
-def _identities(items: list[Any], *, by_ordinal: bool) -> Iterator[tuple[str, int]]:
-    return ((key, ordinal if by_ordinal else -1) for key, ordinal, is_padding in items if not is_padding)
-
-
-def _first_epoch(chain: Any) -> list[Any]:
-    with Loader(chain) as loader:
-        return list(loader)
 
 
 def _keyed(deal: Dealer) -> Any:
