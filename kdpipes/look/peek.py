@@ -6,7 +6,7 @@ import base64
 import io
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -139,10 +139,16 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
     pipe = a_datapipe(source_datapipe)
     while isinstance(pipe, DeviceMoverIterDataPipe):
         pipe = pipe.source
-    with _generators_kept(), unrecorded(pipe):
-        is_indexed = isinstance(pipe, MapDataPipe)
-        items = [pipe[index] for index in range(min(n, len(pipe)))] if is_indexed else _taken(pipe, n)
-        return Peek(items, pipe, n)
+    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        with unrecorded(pipe):
+            is_indexed = isinstance(pipe, MapDataPipe)
+            items = [pipe[index] for index in range(min(n, len(pipe)))] if is_indexed else _taken(pipe, n)
+            return Peek(items, pipe, n)
+    finally:
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+        torch.set_rng_state(generators[2])
 
 
 @runtime_checkable
@@ -161,13 +167,13 @@ def _taken(pipe: Any, n: int) -> list[Any]:
     iterator = iter(copied)
     with closing(iterator) if hasattr(iterator, "close") else nullcontext():
         for item in islice(iterator, n):
-            if not is_dealt or not isinstance(item, list):
+            if is_dealt and isinstance(item, list):
+                items += item[: n - len(items)]
+                num_samples = len(items)
+            else:
                 items.append(item)
-                if is_dealt and _size(item) * len(items) >= n:
-                    break
-                continue
-            items += item[: n - len(items)]
-            if len(items) == n:
+                num_samples = _size(item) * len(items) if is_dealt else len(items)
+            if num_samples >= n:
                 break
     for threaded in chain.pipes:
         if isinstance(threaded, _Threaded):
@@ -181,18 +187,6 @@ def _size(batch: Any) -> int:
         return len(batch) if batch.dim() else 1
     parts = list(batch.values()) if isinstance(batch, dict) else list(batch) if isinstance(batch, tuple) else []
     return max((_size(part) for part in parts), default=1)
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Restore the global random generators afterwards."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
 
 
 def summary(value: Any) -> str:
@@ -233,10 +227,9 @@ def _array(value: Any) -> str:
         return text
     if not value.shape:
         return f"{text}: {_number(value.item())}"
-    low, high = (value.min().item(), value.max().item()) if dtype != "bool" else (False, True)
     if dtype == "bool":
         return f"{text}, {(value.sum() / size).item():.0%} True"
-    return f"{text}, {_number(low)} … {_number(high)}"
+    return f"{text}, {_number(value.min().item())} … {_number(value.max().item())}"
 
 
 def _number(value: Any) -> str:

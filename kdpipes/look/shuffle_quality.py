@@ -84,10 +84,11 @@ class ShuffleQuality:
 
 
 class _Delivered(NamedTuple):
-    """The samples of an epoch in the order of delivery: their places in the source and their batches."""
+    """The samples of an epoch in the order of delivery."""
 
-    places: NDArray[Any]
+    places: NDArray[Any]  # in the source; of a stream, the keys
     batches: NDArray[Any]
+    labels: NDArray[Any] | None
 
 
 def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 200_000) -> ShuffleQuality:
@@ -121,71 +122,46 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
     check_count("epoch", epoch, minimum=0)
     check_count("max_samples", max_samples, minimum=2)
     deal: Dealer = found.pipe
-    labels: NDArray[Any] | None
-    if isinstance(deal, DealerMapDataPipe):
-        now, later = (_planned(deal, number, max_samples) for number in (epoch, epoch + 1))
-        labels = None
-        if isinstance(deal.source, MapPipe) and deal.source.has_column("y"):
-            labels = deal.source.column("y")[now.places]
-        root = [_root_places(deal.source, each, number) for number, each in ((epoch, now), (epoch + 1, later))]
-        now, later = now._replace(places=root[0]), later._replace(places=root[1])
-    else:
-        with unrecorded(source_datapipe):
-            now, later, labels = _read(deal, epoch, max_samples)
+    read: Any = _planned if isinstance(deal, DealerMapDataPipe) else _streamed
+    with unrecorded(source_datapipe):
+        now, later = (read(deal, number, max_samples) for number in (epoch, epoch + 1))
     if len(now.places) < 2:
         raise ChainError("The epoch has fewer than two samples, which cannot be compared.")
-    return ShuffleQuality(len(now.places), *_apart(now), *_runs(labels), _renewal(now, later))
+    return ShuffleQuality(len(now.places), *_apart(now), *_runs(now.labels), _renewal(now, later))
 
 
 def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Delivered:
-    plan, size = deal.planned_epoch(epoch, Ranks()), len(deal.source)
-    places: list[NDArray[Any]] = []
-    batches: list[NDArray[Any]] = []
+    plan, size, source = deal.planned_epoch(epoch, Ranks()), len(deal.source), deal.source
+    found, batches = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     total = 0
     for number in range(plan.num_batches):
-        ordinals = np.asarray(plan.ordinals(number))
-        found = plan.positions(number)[ordinals < size]
-        places.append(found)
-        batches.append(np.full(len(found), number))
-        total += len(found)
+        found.append(plan.positions(number)[np.asarray(plan.ordinals(number)) < size])  # without padding
+        batches.append(np.full(len(found[-1]), number))
+        total += len(found[-1])
         if total >= max_samples:
             break
-    empty = np.zeros(0, np.int64)
-    return _Delivered(np.concatenate([empty, *places]), np.concatenate([empty, *batches]))
-
-
-def _root_places(source: Any, epoch: _Delivered, number: int) -> NDArray[Any]:
-    """Return where samples lie in the sources of the plan: what `permute` moved apart counts as moved."""
-    places = epoch.places
-    for node in Chain.of(source).path():
+    places: Any = np.concatenate(found)
+    labels = source.column("y")[places] if isinstance(source, MapPipe) and source.has_column("y") else None
+    for node in Chain.of(source).path():  # to the places in the sources: what `permute` moved apart counts as moved
         if isinstance(node.pipe, PlanPipe):
-            with planning(number):
-                sources, places = node.pipe.locate(places, number)
+            with planning(epoch):
+                numbers, places = node.pipe.locate(places, epoch)
             if node.is_join:
-                places = np.cumsum([0, *map(len, node.pipe.sources)])[:-1][sources] + places
-    return np.asarray(places)
+                places = np.cumsum([0, *map(len, node.pipe.sources)])[:-1][numbers] + places
+    return _Delivered(np.asarray(places), np.concatenate(batches), labels)
 
 
-def _read(deal: Dealer, epoch: int, max_samples: int) -> tuple[_Delivered, _Delivered, NDArray[Any] | None]:
-    """Return two epochs of a stream, and the labels of the first."""
-    keys: list[list[str]] = []
-    batches: list[list[int]] = []
+def _streamed(deal: Dealer, epoch: int, max_samples: int) -> _Delivered:
+    keys: list[str] = []
+    batches: list[int] = []
     labels: list[Any] = []
-    for number in (epoch, epoch + 1):
-        keys.append([])
-        batches.append([])
-        for batch, samples in deal.whole_batches(number):
-            keys[-1] += [sample.key for sample in samples]
-            batches[-1] += [batch] * len(samples)
-            if number == epoch:
-                labels += [sample.get("y") for sample in samples]
-            if len(keys[-1]) >= max_samples:
-                break
-    _, places = np.unique(np.asarray([*keys[0], *keys[1]]), return_inverse=True)
-    epochs = [
-        _Delivered(part, np.asarray(of)) for part, of in zip(np.split(places, [len(keys[0])]), batches, strict=True)
-    ]
-    return epochs[0], epochs[1], None if None in labels else np.asarray(labels)
+    for number, samples in deal.whole_batches(epoch):
+        keys += [sample.key for sample in samples]
+        batches += [number] * len(samples)
+        labels += [sample.get("y") for sample in samples]
+        if len(keys) >= max_samples:
+            break
+    return _Delivered(np.asarray(keys), np.asarray(batches), None if None in labels else np.asarray(labels))
 
 
 def _apart(epoch: _Delivered) -> tuple[float, float]:
