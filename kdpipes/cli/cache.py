@@ -25,14 +25,13 @@ def ls(places: tuple[str, ...] = ()) -> Answer:
       layout: "lmdb" or "files". num_samples: how many the cache is complete for; null if it is not.
     """
     from kdpipes.cache.open_cache import look_at_cache, named_caches
+    from kdpipes.look.rendering import counted
 
     found = [look_at_cache(place) for place in places or named_caches()]
     lines = []
     for one in found:
-        samples = "not complete" if one.num_samples is None else f"complete for {_counted(one.num_samples, 'sample')}"
-        lines.append(
-            f"{one.place}: {_counted(one.entries, 'entry', 'entries')}, {one.bytes:,} bytes, {one.layout}, {samples}"
-        )
+        samples = "not complete" if one.num_samples is None else f"complete for {counted(one.num_samples, 'sample')}"
+        lines.append(f"{one.place}: {counted(one.entries, 'entry')}, {one.bytes:,} bytes, {one.layout}, {samples}")
     nothing = "There are no named caches in memory. For a cache on disk, name its folder: kdpipes cache ls FOLDER"
     return Answer([one._asdict() for one in found], lines or nothing)
 
@@ -53,12 +52,13 @@ def verify(places: tuple[str, ...]) -> Answer:
       healed: how many of the damaged entries were repaired.
     """
     from kdpipes.cache.open_cache import check_cache
+    from kdpipes.look.rendering import counted
 
     checked = [(place, check_cache(place)) for place in places]
     lines = []
     for place, found in checked:
         healed = f", {found.healed} of them healed" if found.healed else ""
-        lines.append(f"{place}: {_counted(found.entries, 'entry', 'entries')}, {found.damaged} damaged{healed}")
+        lines.append(f"{place}: {counted(found.entries, 'entry')}, {found.damaged} damaged{healed}")
     total = sum(found.damaged - found.healed for _, found in checked)
     if total:
         message = f"{total:,} entries are damaged. A chain that reads them with their source heals them."
@@ -92,10 +92,6 @@ def clear(places: tuple[str, ...]) -> Answer:
             click.echo(f"{place}: removed")
         raise
     return Answer([{"place": place} for place in removed], [f"{place}: removed" for place in removed])
-
-
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 cache = group(

@@ -74,6 +74,7 @@ def doctor(chain: str, *, num_workers: int = 2, seconds: float = 5.0, measure: b
       profile       where the time goes, or null
     """
     from kdpipes.look.doctor.examine import doctor
+    from kdpipes.look.rendering import counted
 
     if ":" not in chain:
         names = [f"{chain}:{name}" for name in chains_in(chain)]
@@ -81,7 +82,7 @@ def doctor(chain: str, *, num_workers: int = 2, seconds: float = 5.0, measure: b
             raise ValueError(
                 f"{chain} has no chain. Assign one to a variable, or name a function that returns one: `{chain}:make`."
             )
-        title = f"{chain} has {len(names)} chain{'' if len(names) == 1 else 's'}:"
+        title = f"{chain} has {counted(len(names), 'chain')}:"
         return Answer({"chains": names}, [title, *names])
     report = doctor(chain_of(chain), num_workers=num_workers, seconds=seconds, measure=measure)
     return Answer(report.to_dict(), str(report), 0 if report.is_clean else 1)

@@ -26,7 +26,7 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.core.sample import Sample
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
-from kdpipes.look.rendering import class_name, table_lines
+from kdpipes.look.rendering import class_name, counted, table_lines
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import IMAGE_SUFFIXES, ImageFolderMapDataPipe
 from kdpipes.storage.catalog import ShardSeen, survey_shards
@@ -501,5 +501,4 @@ def _row(each: FieldSeen) -> list[str]:
 
 def _known(about: dict[str, Any]) -> str:
     parts = [f"= {about['value']}"] if "value" in about else [about["type"]] if "type" in about else []
-    size = about.get("bytes")
-    return " ".join([*parts, *([] if size is None else [f"({size:,} byte{'' if size == 1 else 's'})"])])
+    return " ".join([*parts, *([f"({counted(about['bytes'], 'byte')})"] if "bytes" in about else [])])

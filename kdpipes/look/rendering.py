@@ -35,8 +35,8 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def counted(number: float, unit: str) -> str:
-    """Return a number with its unit: "1 batch", "2,000 samples"."""
-    plural = unit + ("es" if unit.endswith("ch") else "s")
+    """Return a number with its unit: "1 batch", "2,000 samples", "3 entries"."""
+    plural = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}es" if unit.endswith("ch") else f"{unit}s"
     return f"{number:,} {unit if number == 1 else plural}"
 
 

@@ -68,20 +68,16 @@ def views_of(chain: Any, *, find_out: bool) -> list[NodeView]:
     """
     views: dict[int, NodeView] = {}
     for node in Chain.of(chain):
-        views[node.place] = _view(node, tuple(views[source.place] for source in node.upstream), find_out)
+        sources = tuple(views[source.place] for source in node.upstream)
+        stage, length, classes, problem = _stage(node, sources), None, None, ""
+        try:
+            length = _length(node, sources, find_out)
+            if find_out and length and length <= _FEW and stage in ("source", "plan"):
+                classes = _classes(node.pipe)
+        except Exception as error:  # the plan's own: it is shown, because the chain is only looked at
+            problem = f"{type(error).__name__}: {error}"
+        views[node.place] = NodeView(node, sources, stage, _unit(node, sources), length, classes, problem)
     return list(views.values())
-
-
-def _view(node: Node, sources: tuple[NodeView, ...], find_out: bool) -> NodeView:
-    stage, unit = _stage(node, sources), _unit(node, sources)
-    length, classes, problem = None, None, ""
-    try:
-        length = _length(node, sources, find_out)
-        if find_out and length and length <= _FEW and stage in ("source", "plan"):
-            classes = _classes(node.pipe)
-    except Exception as error:  # the plan's own: it is shown, because the chain is only looked at
-        problem = f"{type(error).__name__}: {error}"
-    return NodeView(node, sources, stage, unit, length, classes, problem)
 
 
 def _stage(node: Node, sources: tuple[NodeView, ...]) -> str:
@@ -147,10 +143,8 @@ def chain_text(chain: Any) -> str:
     """
     views = views_of(chain, find_out=False)
     end, parts = views[-1], _calls(views[-1], 0)
-    measured = [end]
-    if end.unit == "batch":
-        measured = [*[view for view in views[::-1] if view.unit == "sample"][:1], end]
-    lengths = ", ".join(length_text(view) for view in measured if view.length is not None)
+    samples = [view for view in views[::-1] if view.unit == "sample"][:1] if end.unit == "batch" else []
+    lengths = ", ".join(length_text(view) for view in [*samples, end] if view.length is not None)
     line = " → ".join(parts)
     return (line if len(line) <= _WIDTH else "\n  → ".join(parts)) + (f"  [{lengths}]" if lengths else "")
 
