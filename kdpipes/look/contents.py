@@ -157,11 +157,6 @@ def inspect_data(places: Sequence[str], *, num_samples: int = 3, scan: bool = Tr
         places: One folder, or paths or fsspec URLs of tars, with brace ranges or globs.
         num_samples: The number of samples to list, from the first.
         scan: Whether to read shards without a fresh index: the headers of plain local tars, the whole of all others.
-
-    Raises:
-        FileNotFoundError: A shard or the folder is missing, or the folder is empty.
-        ValueError: The folder holds a cache.
-        DataError: A shard, or the index of records, cannot be read.
     """
     check_count("num_samples", num_samples, minimum=0)
     given = [Path(places[0]).expanduser().as_posix()] if len(places) == 1 and is_local(places[0]) else list(places)
@@ -335,12 +330,8 @@ def _first_samples(indexes: Sequence[tuple[str, ShardIndex]], number: int) -> li
 def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Contents:
     """Return what a chain yields. The first samples are made as in epoch 0 without `deal`.
 
-    Samples that `on_error` skips are skipped here as well, without a quarantine entry.
-
-    Args:
-        pipe: A chain, with or without `deal`.
-        num_samples: The number of first samples to make and list.
-        scan: Whether to count the classes of an indexed chain, if its samples have a `y`.
+    Samples that `on_error` skips are skipped here as well, without a quarantine entry. With `scan`, the classes of an
+    indexed chain are counted.
     """
     chain = Chain.of(pipe)
     source = pipe if chain.deal is None else chain.deal.upstream[0].pipe

@@ -6,7 +6,7 @@ import base64
 import io
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,7 +17,7 @@ from torch.utils.data import MapDataPipe
 
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import check_count, masked, printable
+from kdpipes.core.errors import DataError, check_count, masked, printable
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.delivery.dealer import Dealer
@@ -88,10 +88,12 @@ class Peek:
         return render("peek", columns, cells)
 
     def _cell(self, name: str, value: Any) -> dict[str, Any]:
-        from kdpipes.look.pictures import picture_or_none
+        from kdpipes.look.pictures import picture_of
 
-        found = [picture_or_none(image, self._normalization) for image in self._images(value)]
-        images = [_thumbnail(picture) for picture in found if picture is not None]
+        images = []
+        for image in self._images(value):
+            with suppress(DataError):  # the image is damaged
+                images.append(_thumbnail(picture_of(image, self._normalization)))
         return {"images": images, "text": self._shown(name, value)}
 
     def _images(self, value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from torch.utils.data.datapipes.iter import Mapper
 from torch.utils.data.datapipes.map import Mapper as IndexedMapper
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, check_count, is_number, must_be
+from kdpipes.core.errors import check_count, is_number, must_be
 from kdpipes.work.adapters import unwrapped
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.transform import Transformer
@@ -28,7 +28,6 @@ __all__ = [
     "is_image",
     "normalization_of",
     "picture_of",
-    "picture_or_none",
 ]
 
 Normalization = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -115,12 +114,9 @@ def is_image(value: Any) -> bool:
 
 
 def picture_of(image: Any, normalization: Normalization | None = None) -> Image.Image:
-    """Return one image as an RGB Pillow image.
+    """Return one image of any kind that `is_image` accepts as an RGB Pillow image.
 
-    Args:
-        image: An image of any kind that `is_image` accepts. Floats from 0 to 1, also after denormalization, are shown
-            as they are; other floats are stretched to black and white.
-        normalization: The mean and standard deviation to undo.
+    Floats from 0 to 1, also after denormalization, are shown as they are; others are stretched to black and white.
     """
     if isinstance(image, bytes):
         image = EncodedImage(image, mode="unchanged")
@@ -150,14 +146,6 @@ def _bytes_of(pixels: NDArray[np.float64], normalization: Normalization | None) 
         pixels = (pixels - low) / max(high - low, 1e-9)
     shown: NDArray[np.uint8] = (pixels.clip(0, 1) * 255).round().astype(np.uint8)
     return shown
-
-
-def picture_or_none(value: Any, normalization: Normalization | None = None) -> Image.Image | None:
-    """Return an image as a picture; None if the value is not an image, or is damaged."""
-    try:
-        return picture_of(value, normalization) if is_image(value) else None
-    except DataError:
-        return None
 
 
 def check_normalization(mean: Any, std: Any) -> Normalization | None:

@@ -25,10 +25,8 @@ __all__ = ["COLORS", "NodeView", "chain_html", "chain_text", "length_text", "vie
 COLORS = {"source": "#4e79a7", "plan": "#e08a1e", "work": "#59a14f", "cache": "#2a9d9d", "delivery": "#8e5ea2"}
 _FEW = 200_000  # a plan over at most so many samples is made to show its length and classes
 _WIDTH = 110  # a longer text is broken into lines
-_DEEP = 3
-_SHOWN = 12  # of a longer chain, this many pipes at its start and at its end are written
+_DEEP = 3  # branches in branches are written so far: pipes that several branches share are written in each of them
 _BARS = 24  # if there are more classes, only their number is shown
-_MOST_ROWS = 60
 _COUNTED = (IterableWrapper, SequenceWrapper)  # stock sources whose length is in memory
 _REGROUPING = (Batcher, IndexedBatcher, UnBatcher)
 
@@ -60,11 +58,8 @@ class NodeView:
 def views_of(chain: Any, *, find_out: bool) -> list[NodeView]:
     """Return the views of a chain's pipes, each after those upstream of it; the end of the chain is the last.
 
-    No sample is read, nothing remote is opened, and no epoch begins.
-
-    Args:
-        chain: A pipe.
-        find_out: Whether to make plans over few samples, and to list small local folders, for lengths and classes.
+    No sample is read, nothing remote is opened, and no epoch begins. With `find_out`, plans over few samples are made
+    and small local folders are listed, for lengths and classes.
     """
     views: dict[int, NodeView] = {}
     for node in Chain.of(chain):
@@ -154,18 +149,12 @@ def _calls(end: NodeView, depth: int) -> list[str]:
     path = [end]
     while path[-1].sources and path[-1].name != "concat":
         path.append(path[-1].sources[0])
-    path.reverse()
-    if len(path) <= 2 * _SHOWN:
-        return [_call(view, depth) for view in path]
-    first, last = path[:_SHOWN], path[-_SHOWN:]
-    left_out = f"… {len(path) - 2 * _SHOWN:,} more …"
-    return [*(_call(view, depth) for view in first), left_out, *(_call(view, depth) for view in last)]
-
-
-def _call(view: NodeView, depth: int) -> str:
-    others = view.sources if view.name == "concat" else view.sources[1:]
-    branches = ["…" if depth >= _DEEP else " → ".join(_calls(other, depth + 1)) for other in others]
-    return f"{view.name}({', '.join([*branches, *view.arguments])})"
+    calls = []
+    for view in reversed(path):
+        others = view.sources if view.name == "concat" else view.sources[1:]
+        branches = ["…" if depth >= _DEEP else " → ".join(_calls(other, depth + 1)) for other in others]
+        calls.append(f"{view.name}({', '.join([*branches, *view.arguments])})")
+    return calls
 
 
 def length_text(view: NodeView) -> str:
@@ -197,13 +186,9 @@ def _rows(end: NodeView, drawn: set[NodeView]) -> list[dict[str, Any]]:
     elif path[-1].sources:
         rows.append({"branches": [_rows(source, drawn) for source in path[-1].sources]})
     drawn.update(path)
-    shown, stage = path[::-1], ""
-    last = len(shown) - _MOST_ROWS // 2
-    for place, view in enumerate(shown):
-        if not _MOST_ROWS <= place < last:
-            rows.append(_row(view, "" if view.stage == stage else view.stage))
-        elif place == _MOST_ROWS:
-            rows.append({"note": f"… {last - _MOST_ROWS:,} more …"})
+    stage = ""
+    for view in reversed(path):
+        rows.append(_row(view, "" if view.stage == stage else view.stage))
         stage = view.stage
     return rows
 
