@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +30,15 @@ from kdpipes.look.rendering import class_name
 from kdpipes.work.replay import find_sample
 from kdpipes.work.transform import Transformer
 
-__all__ = ["ItemFields", "class_names_of", "columns_of", "fields_of", "names_of", "replay_grid", "show_batch"]
+__all__ = ["class_names_of", "columns_of", "dealer_of", "fields_of", "names_of", "replay_grid", "show_batch"]
 
 
-class ItemFields(NamedTuple):
-    """The fields of one item, and what was recorded of it."""
-
-    values: dict[str, Any]  # by name, or by position if the chain does not give names
-    ctx: Mapping[str, Any]
+def dealer_of(chain: Any) -> Any:
+    """Return the `deal` of a chain."""
+    found = Chain.of(chain).deal
+    if found is None:
+        raise ChainError("The chain has no batches. End it with `.deal(batch_size=...)`.")
+    return found.pipe
 
 
 def names_of(chain: Any) -> ItemForm | None:
@@ -51,20 +52,20 @@ def class_names_of(chain: Any) -> tuple[str, ...] | None:
     return None if nearest is None else nearest.class_names()
 
 
-def fields_of(item: Any, form: ItemForm | None = None) -> ItemFields:
-    """Return the fields of an item: of a sample, a tuple, a dictionary, a collated batch, or any other value."""
+def fields_of(item: Any, form: ItemForm | None = None) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return the fields of an item or of a collated batch, and the ctx. Without names, fields are called by position."""
     if isinstance(item, Sample):
         values = dict(item)  # which records their ctx
-        return ItemFields({"key": item.key, **values}, item.ctx)
+        return {"key": item.key, **values}, item.ctx
     item, ctx = _without_ctx(item, form)
     if form is not None and form.kind == "bare":
-        return ItemFields({form.names[0]: item}, ctx)
+        return {form.names[0]: item}, ctx
     if isinstance(item, Mapping):
-        return ItemFields({str(name): value for name, value in item.items()}, ctx)
+        return {str(name): value for name, value in item.items()}, ctx
     if isinstance(item, tuple):
         known = form.names if form is not None and len(form.names) == len(item) else None
-        return ItemFields(dict(zip(known or (f"[{place}]" for place in range(len(item))), item, strict=True)), ctx)
-    return ItemFields({"value": item}, ctx)
+        return dict(zip(known or (f"[{place}]" for place in range(len(item))), item, strict=True)), ctx
+    return {"value": item}, ctx
 
 
 def _without_ctx(item: Any, form: ItemForm | None) -> tuple[Any, Mapping[str, Any]]:
@@ -86,8 +87,8 @@ def columns_of(batch: Any, form: ItemForm | None) -> tuple[dict[str, Any], list[
     batch = [batch] if isinstance(batch, Sample) else batch
     if isinstance(batch, list) and batch and isinstance(batch[0], Sample | tuple | Mapping):
         items = [fields_of(item, form) for item in batch]
-        names = dict.fromkeys(name for item in items for name in item.values)
-        return {name: [item.values.get(name) for item in items] for name in names}, [dict(item.ctx) for item in items]
+        names = dict.fromkeys(name for each, _ in items for name in each)
+        return {name: [each.get(name) for each, _ in items] for name in names}, [dict(ctx) for _, ctx in items]
     values, ctx = fields_of(batch, form)
     return values, split_ctx(ctx) if ctx else []
 
@@ -261,15 +262,13 @@ def replay_grid(
         ChainError: The chain has no `deal`.
         IndexError: The epoch has no such batch.
     """
-    dealt = Chain.of(source_datapipe).deal
-    if dealt is None:
-        raise ChainError("The chain has no batches. End it with `.deal(batch_size=...)`.")
+    dealer = dealer_of(source_datapipe)
     originals: dict[int, Lazy | None] = {}  # of samples that `on_error` loads at once: then they are known no more
 
     def seen(sample: Sample) -> None:
         originals[sample.ordinal] = _before(sample, field)
 
-    samples = dealt.pipe.whole_samples(
+    samples = dealer.whole_samples(
         check_count("epoch", epoch, minimum=0),
         check_count("batch", batch, minimum=0),
         seed=None if seed is None else check_seed(seed),

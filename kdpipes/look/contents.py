@@ -443,8 +443,12 @@ def contents_lines(title: str, found: Contents) -> Iterator[str]:
             hint = f"run the same command (`{command} ...`, or the same script) again to resume it"
             yield f"  not finished: the job{size} described in {printable(job.url)}; {hint}"
     if found.fields:
-        head = ["field", "samples", "bytes", "min", "median", "max"]
-        yield from (f"  {line}" for line in table_lines([head, *map(_row, found.fields)]))
+        rows = [["field", "samples", "bytes", "min", "median", "max"]]
+        for one in found.fields:
+            name = printable(one.name) + (f" ({one.type})" if one.type else "")
+            sizes = (one.num_bytes, one.min_bytes, one.median_bytes, one.max_bytes)
+            rows.append([name, f"{one.num_samples:,}", *("-" if size is None else f"{size:,.0f}" for size in sizes)])
+        yield from (f"  {line}" for line in table_lines(rows))
     if found.classes is not None:
         rows = [["class", "samples"]]
         for each in found.classes[:_MOST]:
@@ -481,13 +485,6 @@ def _totals(found: Contents) -> Iterator[str]:
         yield f"{len(found.parts):,} parts"
     if found.num_batches is not None and found.num_batches != found.num_samples:
         yield f"{found.num_batches:,} batches"
-
-
-def _row(each: FieldSeen) -> list[str]:
-    name = printable(each.name) + (f" ({each.type})" if each.type else "")
-    median = None if each.median_bytes is None else round(each.median_bytes)
-    sizes = (each.num_bytes, each.min_bytes, median, each.max_bytes)
-    return [name, f"{each.num_samples:,}", *("-" if size is None else f"{size:,}" for size in sizes)]
 
 
 def _known(about: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import Ranks
 from kdpipes.delivery.skipping import unrecorded
+from kdpipes.look.batch import dealer_of
 from kdpipes.look.rendering import render
 
 __all__ = ["ShuffleQuality", "shuffle_quality"]
@@ -116,12 +117,9 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
           runs of one class                             250.00 times as long, the longest 500
           pairs of a batch that part in the next epoch  0%
     """
-    found = Chain.of(source_datapipe).deal
-    if found is None:
-        raise ChainError("The chain has no batches. End it with `.deal(batch_size=...)`.")
+    deal: Dealer = dealer_of(source_datapipe)
     check_count("epoch", epoch, minimum=0)
     check_count("max_samples", max_samples, minimum=2)
-    deal: Dealer = found.pipe
     read: Any = _planned if isinstance(deal, DealerMapDataPipe) else _streamed
     with unrecorded(source_datapipe):
         now, later = (read(deal, number, max_samples) for number in (epoch, epoch + 1))

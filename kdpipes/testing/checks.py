@@ -23,7 +23,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, must_be
+from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
@@ -32,6 +32,7 @@ from kdpipes.delivery.dealer import Dealer
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.receipt import verify_receipts
 from kdpipes.loader.services import ThreadReadingService
+from kdpipes.look.batch import dealer_of
 from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDataPipe
 from kdpipes.testing.faults import kill_one_worker
 from kdpipes.work.fields import Selector
@@ -85,10 +86,7 @@ def _made(chain: Any) -> Any:
 
 def _dealt(chain: Any) -> Any:
     """Return the `deal` of a chain, or of one that a function makes."""
-    found = Chain.of(_made(chain)).deal
-    if found is None:
-        raise ChainError("The chain has no batches. End it with `.deal(batch_size=...)`.")
-    return found.pipe
+    return dealer_of(_made(chain))
 
 
 def _check_same(expected: Sequence[Any], found: Sequence[Any], where: str, hint: str) -> None:
