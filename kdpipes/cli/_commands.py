@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from kdpipes.core.errors import KdpipesError, closest, masked
 
-__all__ = ["INTERRUPTED", "Answer", "Commands", "command", "group", "wants_json"]
+__all__ = ["INTERRUPTED", "Answer", "Commands", "command", "help_text", "wants_json"]
 
 INTERRUPTED = 130  # 128 plus the number of the signal, as shells do
 _CLEAR = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # these texts need no class name
@@ -58,15 +58,10 @@ def command(function: Callable[..., Answer]) -> click.Command:
     form = "Print JSON, of the form above, for scripts."
     parameters.append(click.Option(["--json", "as_json"], is_flag=True, expose_value=False, help=form))
     name = function.__name__.rstrip("_")
-    return _Command(name, callback=function, params=parameters, help=_help(_ARGS.sub("\n", text)))
+    return _Command(name, callback=function, params=parameters, help=help_text(_ARGS.sub("\n", text)))
 
 
-def group(name: str, text: str, commands: Iterable[click.Command]) -> Commands:
-    """Return a group of commands, with a help text."""
-    return Commands(name, help=_help(text), commands=list(commands))
-
-
-def _help(text: str) -> str:
+def help_text(text: str) -> str:
     """Return a docstring as click takes it: \b keeps the lines of a paragraph as they are."""
     return re.sub(r"\n+(Examples|JSON):", "\n\n\b\n\\1:", inspect.cleandoc(text))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kdpipes.cli._commands import Answer, command, group
+from kdpipes.cli._commands import Answer, Commands, command, help_text
 
 __all__ = ["cache"]
 
@@ -94,9 +94,7 @@ def clear(places: tuple[str, ...]) -> Answer:
     return Answer([{"place": place} for place in removed], [f"{place}: removed" for place in removed])
 
 
-cache = group(
-    "cache",
-    """List, verify and clear caches.
+_HELP = """List, verify and clear caches.
 
     Name a cache by its folder or URL, or by name=NAME if it is a named one in memory.
 
@@ -105,6 +103,5 @@ cache = group(
       kdpipes cache ls name=birds
       kdpipes cache verify cache/birds
       kdpipes cache clear cache/birds
-    """,
-    [ls, verify, clear],
-)
+    """
+cache = Commands("cache", help=help_text(_HELP), commands=[ls, verify, clear])

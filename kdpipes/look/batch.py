@@ -53,7 +53,7 @@ def class_names_of(chain: Any) -> tuple[str, ...] | None:
 
 
 def fields_of(item: Any, form: ItemForm | None = None) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return the fields of an item or of a collated batch, and the ctx. Without names, fields are called by position."""
+    """Return the fields of an item or a collated batch, and the ctx. Without names, fields are called by position."""
     if isinstance(item, Sample):
         values = dict(item)  # which records their ctx
         return {"key": item.key, **values}, item.ctx

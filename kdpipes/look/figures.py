@@ -103,15 +103,9 @@ def bar_chart(
     legend: Sequence[tuple[str, str]] = (),
     note: str = "",
 ) -> Figure:
-    """Return a figure of horizontal bars below each other.
+    """Return a figure of horizontal bars below each other, each `bar` pixels high.
 
-    Args:
-        groups: The name of each group and its bars: their lengths, texts and colors.
-        title: See `Figure`.
-        bar: The height of a bar in pixels.
-        gap: The space between groups.
-        legend: Colors with their meanings, for a line above the bars.
-        note: A line below them.
+    A group is a name and its bars: their lengths, texts and colors. The legend has colors with their meanings.
     """
     left = 16 + _LETTER * min(max((len(name) for name, _ in groups), default=0), _NAME)
     longest = max((length for _, bars in groups for length, _, _ in bars), default=0) or 1

@@ -28,14 +28,13 @@ from kdpipes.look.doctor.rules import (
     num_different,
     rule,
     samples_of,
-    selected_from,
     selector_in,
 )
 from kdpipes.look.rendering import bytes_text
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.work.decode import DecodedImage, ImageDecoder, orientation_of
-from kdpipes.work.fields import FieldAdder
+from kdpipes.work.fields import FieldAdder, Selector
 from kdpipes.work.joint import fields_of
 from kdpipes.work.transform import Transformer
 
@@ -65,7 +64,8 @@ def text_labels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     for field, values in _columns(chain, facts.batch):
         if field not in _LABELS or not len(values) or not isinstance(values[0], str):
             continue
-        labels = [label for label in contents(selected_from(chain), field) if isinstance(label, str)]
+        source = next(node.upstream[0].pipe for node in reversed(chain) if isinstance(node.operation, Selector))
+        labels = [label for label in contents(source, field) if isinstance(label, str)]
         if len(set(labels)) * 2 <= len(labels):
             names = sorted(set(labels))
             pairs = [f"{name!r}: {number}" for number, name in enumerate(names)]

@@ -36,7 +36,6 @@ __all__ = [
     "num_different",
     "rule",
     "samples_of",
-    "selected_from",
     "selected_names",
     "selector_in",
     "shrinks",
@@ -157,11 +156,6 @@ def _tried(make: Callable[[], Any]) -> list[Any]:
 def selector_in(chain: Chain) -> Selector | None:
     """Return what `select` does; None if the chain has none."""
     return next(iter(chain.operations(Selector)), None)
-
-
-def selected_from(chain: Chain) -> Any:
-    """Return the pipe whose samples `select` takes."""
-    return next(node.upstream[0].pipe for node in reversed(chain) if isinstance(node.operation, Selector))
 
 
 def selected_names(chain: Chain) -> tuple[str, ...]:
