@@ -304,7 +304,7 @@ def layout_of(sources: Sequence[Sequence[int]]) -> tuple[list[_Place], list[list
     num_sources = 0
     for at, read in enumerate(above):
         if not read:
-            columns[at] = num_sources
+            columns[at] = float(num_sources)
             num_sources += 1
     for row in range(max(rows) + 1):
         here = [at for at in range(len(rows)) if rows[at] == row]
