@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,18 @@ from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import open_url
 from kdpipes.storage.urls import identity_of, is_local, join_url, path_of
 
-if TYPE_CHECKING:
+try:
     import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+    import pyarrow.csv  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+except ImportError:  # without the extra `table`
+    pa = None
 
 __all__ = ["TableReaderMapDataPipe"]
 
-_PART = 1 << 16
-_READERS = {".parquet": "parquet", ".csv": ",", ".tsv": "\t"}
+_PART = 1 << 16  # texts that are in memory as Python objects at a time
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 @called_as("from_table")
@@ -79,6 +85,8 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         storage_options: Mapping[str, Any] | None = None,
         hedge_s: float | None = None,
     ) -> None:
+        if pa is None:
+            raise ImportError("`kdp.from_table` needs pyarrow. Install it: `pip install 'kdpipes[table]'`.")
         with using(Access(storage_options=storage_options)):
             rows = _as_arrow(table, header=header)
         known = rows.column_names
@@ -140,14 +148,11 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             # In parts, because texts in a list take several times as much memory as in an array.
             parts = [np.asarray(list(map(identity_of, part)), dtype=np.str_) for part in self._keys.parts()]
             return np.concatenate([np.zeros(0, dtype="<U1"), *parts])
-        if name in self._columns:
-            found: NDArray[Any] = _as_numpy(self._columns[name])
-            return found
-        return super().read_column(name)
+        return _as_numpy(self._columns[name]) if name in self._columns else super().read_column(name)
 
     def field_names(self) -> frozenset[str]:
-        added = {"x"} if self._has_file else set()
-        return frozenset({*self._columns, *added, *({"y"} if self._numbers is not None else set())})
+        added = {"x": self._has_file, "y": self._numbers is not None}
+        return frozenset(self._columns) | {name for name, is_there in added.items() if is_there}
 
 
 class _Texts(Sequence[str]):
@@ -167,9 +172,6 @@ class _Texts(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         return self._text(index, self.values[index].as_py())
 
-    def __iter__(self) -> Iterator[str]:
-        return (text for part in self.parts() for text in part)
-
     def parts(self) -> Iterator[list[str]]:
         """Yield the texts in lists of at most `_PART`."""
         for begin in range(0, len(self), _PART):
@@ -185,8 +187,6 @@ class _Texts(Sequence[str]):
 
     def reject_doubles(self, key: str) -> None:
         """Raise DataError if a text occurs twice."""
-        import pyarrow.compute as pc  # type: ignore[import-untyped]
-
         if pc.count_distinct(self.values, mode="all").as_py() == len(self.values):
             return
         counts = pc.value_counts(self.values)
@@ -201,54 +201,41 @@ def _no_file(name: Any) -> Any:
     raise DataError("The table has no column of paths: name it by `path=`.")
 
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ImportError("`kdp.from_table` needs pyarrow. Install it: `pip install 'kdpipes[table]'`.") from error
-    return pyarrow
-
-
-def _as_arrow(table: Any, *, header: bool) -> pa.Table:
+def _as_arrow(table: Any, *, header: bool) -> Any:
     """Return a table of any supported kind as one of pyarrow."""
-    arrow = _pyarrow()
     if isinstance(table, str | os.PathLike):
         return _read(os.fspath(table), header=header)
-    if isinstance(table, arrow.Table):
+    if isinstance(table, pa.Table):
         return table
     try:
         if isinstance(table, Mapping):
             is_array = {name: isinstance(values, np.ndarray) and values.ndim == 1 for name, values in table.items()}
-            return arrow.table({name: values if is_array[name] else list(values) for name, values in table.items()})
+            return pa.table({name: values if is_array[name] else list(values) for name, values in table.items()})
         if hasattr(table, "iloc") and hasattr(table, "columns"):  # pandas
-            return arrow.Table.from_pandas(table, preserve_index=False)
+            return pa.Table.from_pandas(table, preserve_index=False)
         if hasattr(table, "to_arrow"):  # polars
             return table.to_arrow()
         if hasattr(table, "with_format"):  # Hugging Face
             return table.with_format("arrow")[:]
-    except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(f"The table cannot be read: {error}") from error
     raise TypeError(must_be("table", "a path, a DataFrame, or a dictionary of columns", table))
 
 
-def _read(url: str, *, header: bool) -> pa.Table:
-    arrow = _pyarrow()
+def _read(url: str, *, header: bool) -> Any:
     suffix = Path(path_of(url)).suffix.lower()
-    if suffix not in _READERS:
-        raise ValueError(must_be("table", f"a file that ends in {', '.join(_READERS)}", url))
+    suffixes = (".parquet", *_DELIMITERS)
+    if suffix not in suffixes:
+        raise ValueError(must_be("table", f"a file that ends in {', '.join(suffixes)}", url))
     try:
         with open_url(url) as file:
             if suffix == ".parquet":
-                import pyarrow.parquet  # type: ignore[import-untyped]
-
-                return pyarrow.parquet.read_table(arrow.BufferReader(file.read()))
-            import pyarrow.csv  # type: ignore[import-untyped]
-
+                return pyarrow.parquet.read_table(pa.BufferReader(file.read()))
             options = pyarrow.csv.ReadOptions(autogenerate_column_names=not header)
-            parsing = pyarrow.csv.ParseOptions(delimiter=_READERS[suffix], newlines_in_values=True)
+            parsing = pyarrow.csv.ParseOptions(delimiter=_DELIMITERS[suffix], newlines_in_values=True)
             converting = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # an empty label is a missing one
             return pyarrow.csv.read_csv(file, options, parsing, converting)
-    except arrow.ArrowInvalid as error:
+    except pa.ArrowInvalid as error:
         raise DataError(
             f"{url!r} is not a table that pyarrow can read: {error}. Check the file, or pass a table."
         ) from error
@@ -262,15 +249,12 @@ def _one(column: Any) -> Any:
 
 def _numbered(values: Any, names: tuple[str, ...] | None) -> tuple[NDArray[Any], tuple[str, ...] | None]:
     """Return labels as numbers, -1 where one is missing, and the names of the classes."""
-    import pyarrow as arrow
-    import pyarrow.compute as pc
-
-    if arrow.types.is_dictionary(values.type):
+    if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
-    if arrow.types.is_integer(values.type) or arrow.types.is_boolean(values.type):
-        return pc.fill_null(values.cast(arrow.int64()), UNLABELLED).to_numpy(zero_copy_only=False), names
-    texts = values.cast(arrow.string())
-    known = arrow.array(sorted(pc.unique(texts).drop_null().to_pylist()) if names is None else names, arrow.string())
+    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
+        return pc.fill_null(values.cast(pa.int64()), UNLABELLED).to_numpy(zero_copy_only=False), names
+    texts = values.cast(pa.string())
+    known = pa.array(sorted(pc.unique(texts).drop_null().to_pylist()) if names is None else names, pa.string())
     numbers = pc.index_in(texts, known)
     strange = pc.and_(pc.is_null(numbers), pc.is_valid(texts))
     if pc.any(strange).as_py():
@@ -283,40 +267,30 @@ def _numbered(values: Any, names: tuple[str, ...] | None) -> tuple[NDArray[Any],
 
 
 def _as_numpy(values: Any) -> NDArray[Any]:
-    import pyarrow as arrow
-
-    found = values.to_numpy(zero_copy_only=False)
-    if arrow.types.is_string(values.type) and not values.null_count:
+    found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    if pa.types.is_string(values.type) and not values.null_count:
         return np.asarray(found, dtype=np.str_)
     return found if found.ndim == 1 and found.dtype != object else as_column(values.to_pylist())
 
 
 def _digest(values: Any) -> bytes:
     """Return a digest of a column that does not depend on its layout in memory."""
-    import pyarrow as arrow
-
     sink = _Hashing()
-    batch = arrow.record_batch([values], names=["values"])
-    with arrow.ipc.new_stream(arrow.PythonFile(sink, mode="w"), batch.schema) as writer:
+    batch = pa.record_batch([values], names=["values"])
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.digest()
+    return sink.hash.digest()
 
 
-class _Hashing:
-    """A file that computes a digest of what is written to it."""
-
-    closed = False
+class _Hashing(io.RawIOBase):
+    """A file that hashes what is written to it."""
 
     def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
+        self.hash = hashlib.blake2b(digest_size=16)
+
+    def writable(self) -> bool:
+        return True
 
     def write(self, content: Any) -> int:
-        self._hash.update(content)
+        self.hash.update(content)
         return len(content)
-
-    def flush(self) -> None:
-        """Do nothing, as there is no buffer."""
-
-    def digest(self) -> bytes:
-        """Return the digest, 16 bytes."""
-        return self._hash.digest()

@@ -138,7 +138,7 @@ def test_a_damaged_file_and_a_missing_library_are_named(tmp_path: Path, monkeypa
     (tmp_path / "bad.parquet").write_bytes(b"no table")
     with pytest.raises(kdp.DataError, match=r"bad\.parquet' is not a table"):
         kdp.from_table(tmp_path / "bad.parquet")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr("kdpipes.sources.from_table.pa", None)
     with pytest.raises(ImportError, match=r"pip install 'kdpipes\[table\]'"):
         kdp.from_table(COLUMNS)
 
