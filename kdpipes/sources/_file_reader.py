@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -22,28 +22,26 @@ _GUESS = 1 << 20  # the size assumed for files of unknown size
 
 
 class FileReader:
-    """Reads the files of a field. A copy starts without prefetched files.
+    """Reads the files of field `x`. Until one has been read, only the first positions are prefetched.
 
-    Args:
-        field: The name of the field. Until it has been read once, only the first positions are prefetched.
-        access: The options for remote storage.
+    A copy starts without prefetched files.
     """
 
-    def __init__(self, field: str, access: Access) -> None:
-        self._field, self.access = field, access
+    def __init__(self, access: Access) -> None:
+        self.access = access
         self._ahead = RangeReader(read=lambda span: read_url(span.url))
         self._habit = Habit()
         self.forget()
         forget_after_fork(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FileReader, (self._field, self.access)
+        return FileReader, (self.access,)
 
     def forget(self) -> None:
         """Start over, without a thread."""
         self._thread: Threads | None = None
 
-    def prefetch(self, order: Order, files_at: Callable[[Any], Iterable[tuple[str, int]]]) -> None:
+    def prefetch(self, order: Order, files_at: Callable[[list[int]], list[tuple[str, int]]]) -> None:
         """Start to read the files of the next positions.
 
         Args:
@@ -54,7 +52,7 @@ class FileReader:
             return
         for positions in order:
             for due in self._habit.due(positions):
-                files = list(files_at(due))
+                files = files_at(due.tolist())
                 if local := [url for url, _ in files if is_local(url)]:
                     self._thread = self._thread or Threads(1, "kdpipes-files")
                     self._thread.submit(partial(_load, local))
@@ -64,7 +62,7 @@ class FileReader:
 
     def read(self, url: str, size: int = -1) -> bytes:
         """Return the content of a file."""
-        self._habit.fields.add(self._field)
+        self._habit.fields.add("x")
         if is_local(url):
             return read_url(url)
         with using(self.access):

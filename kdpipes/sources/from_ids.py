@@ -108,8 +108,7 @@ class IdReaderMapDataPipe(MapPipe):
         keys = [identity_of(str(name)) for name in ids]
         found: dict[str, Sequence[Any]] = {"key": keys, "index": positions.tolist()}
         if "y" in names and self._labels is not None:
-            labels = self._labels.value[positions]
-            found["y"] = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+            found["y"] = self._labels.value[positions].tolist()
         if "x" in names:
             found["x"] = made_of_each(bulk, self._load, ids, keys=lambda: keys, what="loading field 'x'")
         return [found[name] for name in names]
@@ -161,7 +160,7 @@ class _FileLoader(Fingerprinted):
 
     def __init__(self, template: str, access: Access) -> None:
         self._template = template
-        self._reader = FileReader("x", access)
+        self._reader = FileReader(access)
 
     def is_remote(self, names: Sequence[Any]) -> bool:
         """Return whether the files are remote, judging by the first one."""
@@ -169,9 +168,7 @@ class _FileLoader(Fingerprinted):
 
     def prefetch(self, order: Order, names: Sequence[Any]) -> None:
         """Start to read the files at the next positions."""
-        self._reader.prefetch(
-            order, lambda positions: ((self.path_of(names[index]), -1) for index in positions.tolist())
-        )
+        self._reader.prefetch(order, lambda indices: [(self.path_of(names[index]), -1) for index in indices])
 
     def fingerprint(self) -> Any:
         """Return the name of the files, without their folder."""

@@ -40,6 +40,10 @@ class _Listing(NamedTuple):
     sizes: NDArray[np.int64] | None = None  # of remote files, as are the tags
     tags: PackedStrings | None = None
 
+    def sizes_of(self, indices: list[int]) -> list[int]:
+        """Return the sizes of files; -1 for local ones, whose sizes are unknown."""
+        return [-1] * len(indices) if self.sizes is None else self.sizes[indices].tolist()
+
 
 @called_as("image_folder")
 class ImageFolderMapDataPipe(MapPipe):
@@ -85,7 +89,7 @@ class ImageFolderMapDataPipe(MapPipe):
         check_filesystems("root", [self._root])
         self._class_names = check_names("class_names", class_names)
         self._listing: Shared[_Listing] | None = None
-        self._files = FileReader("x", Access(storage_options=storage_options, hedge_s=hedge_s))
+        self._files = FileReader(Access(storage_options=storage_options, hedge_s=hedge_s))
 
     def fingerprint(self) -> Any:
         listing = self._listed()
@@ -112,8 +116,7 @@ class ImageFolderMapDataPipe(MapPipe):
         paths = [listing.paths[index] for index in indices]
         found: dict[str, Sequence[Any]] = {"key": paths, "index": indices, "y": listing.labels[positions].tolist()}
         if "x" in names:
-            urls = [join_url(self._root, path) for path in paths]
-            sizes = [-1] * len(paths) if listing.sizes is None else listing.sizes[positions].tolist()
+            urls, sizes = [join_url(self._root, path) for path in paths], listing.sizes_of(indices)
             found["x"] = made_of_each(bulk, self._files.read, urls, sizes, keys=lambda: paths, what="reading field 'x'")
         return [found[name] for name in names]
 
@@ -131,14 +134,12 @@ class ImageFolderMapDataPipe(MapPipe):
         return Traits(role="source", is_remote=is_remote, reads_files=not is_remote)
 
     def prefetch(self, order: Order) -> None:
-        listing = self._listed()
-        sizes = np.full(len(listing.paths), -1) if listing.sizes is None else listing.sizes
-        self._files.prefetch(
-            order,
-            lambda positions: (
-                (join_url(self._root, listing.paths[index]), int(sizes[index])) for index in positions.tolist()
-            ),
-        )
+        def files_at(indices: list[int]) -> list[tuple[str, int]]:
+            listing = self._listed()
+            urls = [join_url(self._root, listing.paths[index]) for index in indices]
+            return list(zip(urls, listing.sizes_of(indices), strict=True))
+
+        self._files.prefetch(order, files_at)
 
     def _version_of(self, index: int, url: str) -> str:
         listing = self._listed()
@@ -181,16 +182,18 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
         )
     paths.sort(key=lambda path: path.split("/", 1))
     found = {path.split("/", 1)[0] for path in paths}
-    names = class_names or tuple(sorted(found | _class_folders(root)))
+    local = [path for path in Path(root).iterdir() if path.is_dir()] if is_local(root) else []
+    without_images = {path.name for path in local if not path.name.startswith(".")}  # they are classes, too
+    names = class_names or tuple(sorted(found | without_images))
     if class_names is None and len(found) > 1 and {name.lower() for name in found} <= _SPLITS:
         warnings.warn(
             f"The classes of {root!r} are {', '.join(sorted(found))}, which look like splits of a data set. Make "
             f"a pipe for each, like `kdp.image_folder({join_url(root, min(found))!r})`; or pass `class_names=`.",
             stacklevel=2,
         )
-    stranger = next(iter(sorted(found - set(names))), None)
-    if stranger is not None:
-        raise DataError(f"Folder {stranger!r} in {root!r} is not among the `class_names` {', '.join(names)}.")
+    strangers = sorted(found - set(names))
+    if strangers:
+        raise DataError(f"Folder {strangers[0]!r} in {root!r} is not among the `class_names` {', '.join(names)}.")
     numbers = {name: number for number, name in enumerate(names)}
     labels = np.fromiter((numbers[path.split("/", 1)[0]] for path in paths), dtype=np.int32, count=len(paths))
     if is_local(root):
@@ -200,27 +203,11 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     return _Listing(PackedStrings(paths), labels, names, sizes, PackedStrings([tag for _, tag in found_versions]))
 
 
-def _class_folders(root: str) -> set[str]:
-    """Return the names of the local class folders, including folders without images, which are classes, too."""
-    if not is_local(root):
-        return set()
-    return {path.name for path in Path(root).iterdir() if path.is_dir() and not path.name.startswith(".")}
-
-
 def _has_few_files(root: str) -> bool:
-    """Return whether a local folder contains few files, without listing more of them than necessary."""
-    waiting, seen, number = [root], set[tuple[int, int]](), 0
-    while waiting:
-        folder = waiting.pop()
-        status = Path(folder).stat()
-        if (status.st_dev, status.st_ino) in seen:  # a link to a folder that contains it
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                number += 1
-                if number > _FEW_FILES:
-                    return False
-                if Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir():
-                    waiting.append(entry.path)
+    """Return whether a local folder contains few files, without listing more folders than necessary."""
+    number = 0
+    for _, folders, files in os.walk(root, followlinks=True):  # a link to a folder that contains it ends at the limit
+        number += len(folders) + len(files)
+        if number > _FEW_FILES:
+            return False
     return True
