@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
 
-from kdpipes.core import activity
-from kdpipes.core.bulk import Bulk
+from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.errors import ChainError, check_names, must_be, reject_field
 from kdpipes.core.fingerprint import settled_attributes
@@ -31,6 +31,7 @@ __all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
 _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
+_LOADING = "loading an item"
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
 
@@ -112,7 +113,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         if self._getters:
             fields = {name: _getter(dataset, name, index) for name in self._getters}
         else:
-            item = Lazy(_loader(dataset, index, self._use), what="loading an item")
+            item = Lazy(_loader(dataset, index, self._use), what=_LOADING)
             names = self._fields.split()
             is_cheap = isinstance(dataset, _IN_MEMORY)
             fields = {name: _part(item, names, place, is_cheap) for place, name in enumerate(names)}
@@ -134,9 +135,9 @@ class DatasetReaderMapDataPipe(MapPipe):
         found |= {name: list(map(str, indices)) for name in names if name == "key" and name not in known}
         left = [name for name in names if name not in found]
         if self._getters:
-            read = _read_by_getters(self._dataset.value, left, indices)
+            read = _read_by_getters(self._dataset.value, left, indices, bulk)
         else:
-            read = _read_items(self._dataset.value, self._fields.split(), indices, self._use) if left else {}
+            read = _read_items(self._dataset.value, self._fields.split(), indices, self._use, bulk) if left else {}
         if read is None or not read.keys() >= set(left):
             return None
         if "y" in left and self._class_names is not None and any(isinstance(label, str) for label in read["y"]):
@@ -159,14 +160,12 @@ class DatasetReaderMapDataPipe(MapPipe):
         return frozenset(self._fields.split()) | (set() if self._labels is None else {"y"})
 
     def _known_labels(self) -> NDArray[Any] | None:
-        is_y_of_items = "y" in self._fields.split() and not self._getters
-        if self._labels is None and is_y_of_items and getattr(self._dataset.value, "target_transform", None) is None:
-            dataset = self._dataset.value
-            for name in _LABELS:
-                found = getattr(dataset, name, None)
-                if found is not None and _is_column(found, len(dataset)):
-                    self._set_labels(found)
-                    break
+        dataset, is_y_of_items = self._dataset.value, "y" in self._fields.split() and not self._getters
+        if self._labels is None and is_y_of_items and getattr(dataset, "target_transform", None) is None:
+            known = (getattr(dataset, name, None) for name in _LABELS)
+            found = next((labels for labels in known if labels is not None and _is_column(labels, len(dataset))), None)
+            if found is not None:
+                self._set_labels(found)
         return None if self._labels is None else self._labels.value
 
     def _set_labels(self, labels: Any) -> None:
@@ -228,24 +227,19 @@ def _loader(dataset: Any, index: int, use: GlobalUse) -> Callable[[Sample], Any]
     return load
 
 
-def _read_by_getters(dataset: Any, names: Sequence[str], indices: list[int]) -> dict[str, Sequence[Any]] | None:
+def _read_by_getters(
+    dataset: Any, names: Sequence[str], indices: list[int], bulk: Bulk
+) -> dict[str, Sequence[Any]] | None:
     """Return fields of many items; None if a method takes the ctx or draws random numbers."""
     getters = _getters_of(dataset)
     if any(name not in getters or getters[name].may_draw for name in names):
         return None
-    read: dict[str, Sequence[Any]] = {}
-    for name in names:
-        method, what, record = getattr(dataset, _PREFIX + name), getters[name].what, activity.current
-        if record is None:
-            read[name] = list(map(method, indices))
-        else:
-            with record.reading(what) as at:
-                read[name] = [method(at(str(index), index)) for index in indices]
-    return read
+    each = partial(made_of_each, bulk, keys=lambda: map(str, indices))
+    return {name: each(getattr(dataset, _PREFIX + name), indices, what=getters[name].what) for name in names}
 
 
 def _read_items(
-    dataset: Any, names: Sequence[str], indices: list[int], use: GlobalUse
+    dataset: Any, names: Sequence[str], indices: list[int], use: GlobalUse, bulk: Bulk
 ) -> dict[str, Sequence[Any]] | None:
     """Return the parts of many items by name; None if they must be loaded one by one."""
     if type(dataset) is TensorDataset:
@@ -258,7 +252,7 @@ def _read_items(
     elif use.needs_seeds and getattr(dataset, "is_random", None) is not False:
         return None
     else:
-        items = _loaded_items(dataset, indices, use)
+        items = _loaded_items(dataset, indices, use, bulk)
     if set(map(type, items)) == {tuple} and set(map(len, items)) == {len(names)}:
         return dict(zip(names, zip(*items, strict=True), strict=True))
     if set(map(type, items)) == {dict}:
@@ -267,22 +261,19 @@ def _read_items(
     return {names[0]: items} if is_single else None
 
 
-def _loaded_items(dataset: Any, indices: list[int], use: GlobalUse) -> list[Any]:
+def _loaded_items(dataset: Any, indices: list[int], use: GlobalUse, bulk: Bulk) -> list[Any]:
     """Return many items of a user's dataset, by its `__getitems__` if it has one, as torch's DataLoader does."""
-    record = activity.current
-    with nullcontext() if record is None else record.reading("loading an item") as at:
-        call = (lambda function, index: function(index)) if use.needs_seeds else use.call
-        many = getattr(dataset, "__getitems__", None)
-        if many is not None:
-            if at is not None:
-                at(str(indices[0]), None)
-            items = call(many, indices)
-            if type(items) is list and len(items) == len(indices):
-                return items
-        load = dataset.__getitem__
-        if at is None:
-            return [call(load, index) for index in indices]
-        return [call(load, at(str(index), index)) for index in indices]
+
+    def results(function: Callable[[Any], Any], arguments: list[Any]) -> list[Any]:
+        called = function if use.needs_seeds else partial(use.call, function)
+        return made_of_each(bulk, called, arguments, keys=lambda: map(str, indices[: len(arguments)]), what=_LOADING)
+
+    many = getattr(dataset, "__getitems__", None)
+    if many is not None:
+        (items,) = results(many, [indices])
+        if type(items) is list and len(items) == len(indices):
+            return items
+    return results(dataset.__getitem__, indices)
 
 
 def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
@@ -382,7 +373,7 @@ class SampleSource(MapPipe):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if is_sharing() and MapDataPipe.reduce_ex_hook is None:  # a copy in this process is the same object
             shared: Shared[SampleSource] = self.__dict__.setdefault(_SHARED, Shared(self))
-            return _value_of, (shared,)
+            return operator.attrgetter("value"), (shared,)
         return super().__reduce_ex__(protocol)
 
 
@@ -394,10 +385,6 @@ def _reject_reserved(owner: type, name: str) -> None:
             f"`{name}` is a method of every source, which the attribute of {owner.__name__} would hide. Call it "
             f"`_{name}`" + (", and return it from a method `class_names(self)`." if name == "class_names" else ".")
         )
-
-
-def _value_of(shared: Shared[Any]) -> Any:
-    return shared.value
 
 
 class _Getter(NamedTuple):
@@ -415,11 +402,9 @@ def _getters_of(source: Any) -> dict[str, _Getter]:
     """Return the methods that load fields, by the names of the fields. They are looked up once per class."""
     kind = type(source)
     if kind not in _getters:
-        methods = sorted(name for name in dir(kind) if name.startswith(_PREFIX))
-        _getters[kind] = {name[len(_PREFIX) :]: _getter_of(kind, name) for name in methods}
+        found = {}
+        for name in sorted(name for name in dir(kind) if name.startswith(_PREFIX)):
+            method, field = Callback(name, getattr(kind, name)), name.removeprefix(_PREFIX)
+            found[field] = _Getter(method, bool({"ctx", "rng"} & method.parameters), f"loading field {field!r}")
+        _getters[kind] = found
     return _getters[kind]
-
-
-def _getter_of(kind: type, name: str) -> _Getter:
-    method = Callback(name, getattr(kind, name))
-    return _Getter(method, bool({"ctx", "rng"} & method.parameters), f"loading field {name[len(_PREFIX) :]!r}")
