@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +29,6 @@ __all__ = ["Fetch", "Habit", "MemberReader"]
 Fetch = Literal["auto", "members", "shards"]
 _log = logging.getLogger(__name__)
 _KEPT = 4  # orders that are kept waiting, so that they do not pile up if no field is ever read
-_MANY = 1_000  # prefetched shards that are remembered, for all threads
 _SPARE = 1  # the shard that comes next, in addition to those that are read at the same time
 _ON_DISK = ("file://", "local://")
 _BLOCK = 512  # bytes of a block of a tar; a header is one block, and contents are padded to whole blocks
@@ -80,7 +79,7 @@ class MemberReader:
         self._is_ordered = False
         self._is_whole = fetch == "shards"
         self._soon: deque[list[int]] = deque(maxlen=_KEPT)  # shards that were prefetched last
-        self._due: tuple[set[int], set[int]] = set(), set()  # shards that were prefetched, and those before them
+        self._due: set[int] = set()  # shards of this epoch that were prefetched, and so may be downloaded
         self.forget()
         forget_after_fork(self)
 
@@ -123,7 +122,7 @@ class MemberReader:
                 for due in self._habit.due(positions) if len(positions) else ():
                     self.prefetch_fields(catalog, due.tolist(), set(self._habit.fields) or set(catalog.fields))
 
-    def prefetch_fields(self, catalog: Catalog, indices: list[int], fields: set[str]) -> None:
+    def prefetch_fields(self, catalog: Catalog, indices: Iterable[int], fields: set[str]) -> None:
         """Start to read some fields by ranges."""
         with using(self._access):
             self._ranges.prefetch(span for index in indices for span in _spans(catalog, index, fields))
@@ -143,14 +142,16 @@ class MemberReader:
             return self._read_remote(catalog, index, Span(url, offset, offset + size), places)
 
     def _read_remote(self, catalog: Catalog, index: int, span: Span, places: Places) -> bytes:
-        number, checksum = int(catalog.shards[index]), None
-        if places.checksums is not None and places.checksums[index] != UNCHECKED:
+        number, checksum, content = int(catalog.shards[index]), UNCHECKED, None
+        if places.checksums is not None:
             checksum = int(places.checksums[index])
-        content = self._cached(catalog, number, span) if self._is_cached(span.url) else None
+        if self._is_cached(span.url):
+            is_due = self._fetch == "shards" or (self._is_whole and number in self._due)
+            content = self._cache.read(_shard(catalog, number), span.start, span.stop - span.start, fetches=is_due)
         is_copy = content is not None
         content = self._ranges.read(span) if content is None else content
         for num_damaged in range(NUM_TRIES):
-            if checksum is None or crc32(content) == checksum:
+            if checksum == UNCHECKED or crc32(content) == checksum:
                 if is_copy and num_damaged:
                     self._cache.repair(_shard(catalog, number), span.start, content)
                 return content
@@ -163,10 +164,6 @@ class MemberReader:
     def _is_cached(self, url: str) -> bool:
         """Return whether a shard may be copied to the local cache: only if it is remote."""
         return self._fetch != "members" and not is_local(url) and not url.startswith(_ON_DISK)
-
-    def _cached(self, catalog: Catalog, number: int, span: Span) -> bytes | None:
-        is_due = self._fetch == "shards" or (self._is_whole and any(number in due for due in self._due))
-        return self._cache.read(_shard(catalog, number), span.start, span.stop - span.start, fetches=is_due)
 
     def _begin(self, catalog: Catalog, orders: Sequence[Order]) -> None:
         """Choose how to read an epoch.
@@ -184,6 +181,7 @@ class MemberReader:
         is_known, self._begun = self._begun == survey.digest, survey.digest
         self._is_ordered = survey.num_samples > 0
         if not is_known:  # a late worker must not choose again, since other fields may have been read by now
+            self._due = set()
             reason = "" if self._fetch == "shards" else self._against_whole(catalog, survey)
             self._is_whole = not reason
             if reason and is_cached.any() and self._cache.has_own_folder:
@@ -219,9 +217,7 @@ class MemberReader:
         numbers = catalog.shards[positions]
         distinct = [number for number in dict.fromkeys(numbers.tolist()) if self._is_cached(catalog.urls[number])]
         if self._is_whole:
-            self._due[0].update(distinct)
-            if len(self._due[0]) > _MANY:
-                self._due = set(distinct), self._due[0]
+            self._due.update(distinct)
             self._soon.append(distinct)
             if not self._is_ordered:
                 soon = dict.fromkeys(number for some in list(self._soon) for number in some)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, get_args
 
 import numpy as np
@@ -47,11 +46,6 @@ def _stamp_of(catalog: Catalog, index: int) -> str:
     url, (size, tag) = catalog.urls[number], catalog.versions[number]
     where = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay
     return f"{where} {size} {tag}{version_suffix(catalog.fields)}"
-
-
-def _is_lacking(catalog: Catalog, field: str, index: int) -> bool:
-    places = catalog.fields[field]
-    return isinstance(places, Places) and bool(places.offsets[index] < 0)
 
 
 def _warn_of_dots(catalog: Catalog) -> None:
@@ -140,7 +134,7 @@ class ShardReaderMapDataPipe(MapPipe):
         max_bytes = None if max_cache_bytes is None else check_count("max_cache_bytes", max_cache_bytes)
         self._catalog: Shared[Catalog] | None = None
         self._found: Shared[list[str]] | None = None
-        self._noted: tuple[tuple[str, ...] | None] | None = None  # the stored names, once looked up
+        self._has_names = self._class_names is not None  # or none are stored
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)
         self._decode = check_flag("decode", decode)
@@ -153,23 +147,18 @@ class ShardReaderMapDataPipe(MapPipe):
 
     def fetch(self, index: int) -> Sample:
         catalog = self._indexed()
-        present = [
-            field for field in catalog.fields if field not in catalog.gaps or not _is_lacking(catalog, field, index)
-        ]
-        fields = {field: self._lazy(catalog, index, field) for field in present}
-        sample = Sample(
-            fields, key=partial(catalog.key, index), index=index, version=partial(_stamp_of, catalog, index)
-        )
-        if len(present) < len(catalog.fields):
-            sample.lack(catalog.fields.keys() - set(present), self._place_of(index, present))
+        gaps = {field: catalog.fields[field] for field in catalog.gaps}
+        lacking = {field for field, known in gaps.items() if isinstance(known, Places) and known.offsets[index] < 0}
+        fields = {field: self._lazy(catalog, index, field) for field in catalog.fields if field not in lacking}
+        key, version = partial(catalog.key, index), partial(_stamp_of, catalog, index)
+        sample = Sample(fields, key=key, index=index, version=version)
+        if lacking:
+            sample.lack(lacking, self._place_of(index, fields))
         return sample
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
         catalog, indices = self._indexed(), positions.tolist()
-
-        def keys() -> list[str]:
-            return list(map(catalog.key, indices))
-
+        keys = partial(map, catalog.key, indices)
         columns: list[Sequence[Any]] = []
         for name in names:
             places = catalog.fields.get(name)
@@ -181,12 +170,12 @@ class ShardReaderMapDataPipe(MapPipe):
             elif places is not None:
                 columns.append(places[positions].tolist())
             elif name in ("key", "index"):
-                columns.append(keys() if name == "key" else indices)
+                columns.append(list(keys()) if name == "key" else indices)
             else:
                 return None
         return columns
 
-    def _place_of(self, index: int, present: Sequence[str]) -> str:
+    def _place_of(self, index: int, present: Iterable[str]) -> str:
         """Return the shard of a sample, and its offset if it is known."""
         catalog = self._indexed()
         url = catalog.urls[int(catalog.shards[index])]
@@ -248,10 +237,10 @@ class ShardReaderMapDataPipe(MapPipe):
         return as_column(list(shown_if_slow(self._all_of(name), len(self), f"reading {name!r}")))
 
     def class_names(self) -> tuple[str, ...] | None:
-        if self._class_names is None and self._noted is None:
+        if not self._has_names:
             with using(self._access):
-                self._noted = (names_beside(self._matching(), self._seen),)
-        return self._class_names if self._noted is None else self._noted[0]
+                self._class_names, self._has_names = names_beside(self._matching(), self._seen), True
+        return self._class_names
 
     def field_names(self) -> frozenset[str] | None:
         return None if self._catalog is None else frozenset(self._catalog.value.fields)
@@ -267,9 +256,8 @@ class ShardReaderMapDataPipe(MapPipe):
         if self._catalog is None:
             urls, self._found = self._matching(), None  # if opening fails, the globs are matched again
             with using(self._access):
-                self._catalog = Shared(
-                    open_catalog(urls, relative_names(urls), self._members.has_copy, self._members.copy_of)
-                )
+                members = self._members
+                self._catalog = Shared(open_catalog(urls, relative_names(urls), members.has_copy, members.copy_of))
             _warn_of_dots(self._catalog.value)
         return self._catalog.value
 
@@ -289,19 +277,18 @@ class ShardReaderMapDataPipe(MapPipe):
         known = zip(catalog.urls, catalog.versions, numbers, strict=True)
         return {url: Seen(version.size, number) for url, version, number in known}
 
-    def _all_of(self, field: str) -> Any:
-        indices = iter(range(len(self)))
-        while part := list(islice(indices, _AT_ONCE)):
-            if self._is_remote:
-                self._members.prefetch_fields(self._indexed(), part, {field})
-            yield from (self._read(self._indexed(), index, field) for index in part)
+    def _all_of(self, field: str) -> Iterator[Any]:
+        catalog = self._indexed()
+        for index in range(len(catalog)):
+            if self._is_remote and index % _AT_ONCE == 0:
+                window = range(index, min(index + _AT_ONCE, len(catalog)))
+                self._members.prefetch_fields(catalog, window, {field})
+            yield self._read(catalog, index, field)
 
     def _lazy(self, catalog: Catalog, index: int, field: str) -> Lazy:
-        def load(sample: Sample) -> Any:
-            return self._read(catalog, index, field)
-
         is_cheap = not isinstance(catalog.fields[field], Places)
-        return Lazy(load, what=f"reading member {field!r}", is_cheap=is_cheap)
+        what = f"reading member {field!r}"
+        return Lazy(lambda sample: self._read(catalog, index, field), what=what, is_cheap=is_cheap)
 
     def _read(self, catalog: Catalog, index: int, field: str) -> Any:
         places = catalog.fields[field]
@@ -316,6 +303,5 @@ class ShardReaderMapDataPipe(MapPipe):
         try:
             return decode_member(field, content, decode=self._decode)
         except ValueError as error:
-            place = f"{catalog.urls[catalog.shards[index]]!r} at offset {places.offsets[index]}"
-            sample = f"member {field!r} of sample {catalog.key(index)!r}"
-            raise DataError(f"{sample} in {place} cannot be decoded: {error}.") from error
+            what = f"member {field!r} of sample {catalog.key(index)!r} in {self._place_of(index, [field])}"
+            raise DataError(f"{what} cannot be decoded: {error}.") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,7 +97,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._urls = Shared(expand_urls(urls))
         self._has_looked = False
         self._class_names = check_names("class_names", class_names)
-        self._noted: tuple[tuple[str, ...] | None] | None = None  # the stored names, once looked up
+        self._has_names = self._class_names is not None  # or none are stored
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)
         self._decode = check_flag("decode", decode)
@@ -162,7 +162,10 @@ class ShardStreamerIterDataPipe(IterPipe):
         is_from_start = (first, skipped) == (0, 0)
         own = self._own()
         if not tolerates_lost_shards():
-            _reject_missing(urls if part == 0 else [url for url, _ in own[first:]])
+            due = urls if part == 0 else [url for url, _ in own[first:]]
+            missing = next((url for url in due if is_local(url) and not Path(url).exists()), None)
+            if missing is not None:  # checking remote shards would cost a request each
+                raise FileNotFoundError(f"There is no file {missing!r}.")
         lost: list[Exception] = []
         ahead, self._ahead = self._ahead or self._streams_ahead(own[first:]), None
         with closing(ahead) as streams:
@@ -191,8 +194,8 @@ class ShardStreamerIterDataPipe(IterPipe):
         """Start to read the first shard of the next iteration if it is remote, so that lanes read in parallel."""
         own = self._own()[self._start[0] :]
         self._ahead = self._streams_ahead(own)
-        for url, _ in own[:1]:
-            self._ahead.begin(url)
+        if own:
+            self._ahead.begin(own[0][0])
 
     def stop_reading(self) -> None:
         """Close the streams that `start_reading` has opened, unless an iteration uses them."""
@@ -214,18 +217,12 @@ class ShardStreamerIterDataPipe(IterPipe):
             return StreamsAhead([url for url, _ in own])
 
     def class_names(self) -> tuple[str, ...] | None:
-        if self._class_names is None and self._noted is None:
-            self._noted = (self._names_beside(),)
-        return self._class_names if self._noted is None else self._noted[0]
-
-    def _names_beside(self) -> tuple[str, ...] | None:
-        urls = self._found()
-        if not all(map(is_local, urls)):  # the sizes of remote shards would cost a request each
-            return None
-        try:
-            return names_beside(urls, lambda: {url: Seen(version_of(url).size) for url in urls})
-        except FileNotFoundError:  # a shard is missing, which iterating reports
-            return None
+        urls = [] if self._has_names else self._found()
+        if urls and all(map(is_local, urls)):  # the sizes of remote shards would cost a request each
+            with suppress(FileNotFoundError):  # a shard is missing, which iterating reports
+                self._class_names = names_beside(urls, lambda: {url: Seen(version_of(url).size) for url in urls})
+        self._has_names = True
+        return self._class_names
 
     def _groups(self, url: str, streams: StreamsAhead, known: dict[int, int]) -> Generator[_Group, None, None]:
         """Yield the members of each sample of a shard; to verify them, fill `known` with their checksums first."""
@@ -317,13 +314,6 @@ def _up_to_damage(groups: Iterator[_Group], lost: list[Exception]) -> Generator[
         yield from groups
     except Exception as error:
         lost.append(error)
-
-
-def _reject_missing(urls: Sequence[str]) -> None:
-    """Raise FileNotFoundError if a local shard is missing. Checking remote ones would cost a request each."""
-    missing = next((url for url in urls if is_local(url) and not Path(url).exists()), None)
-    if missing is not None:
-        raise FileNotFoundError(f"There is no file {missing!r}.")
 
 
 def _read_again(url: str, member: Member, checksum: int, what: str) -> bytes:
