@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError, closest, must_be
@@ -17,11 +16,9 @@ __all__ = ["check_classes", "label_of", "labels_of", "shown", "to_labels"]
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
     """Return class numbers or names as a tuple, with -1 for None (unlabeled samples); raise TypeError otherwise."""
-    is_one = isinstance(classes, int | str | np.integer)
-    given = [classes] if is_one else list(classes) if hasattr(classes, "__iter__") else None
-    given = None if given is None else [UNLABELLED if entry is None else entry for entry in given]
-    given = None if given is None else [entry.item() if hasattr(entry, "item") else entry for entry in given]
-    if given is None or not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in given):
+    is_one = isinstance(classes, str) or not hasattr(classes, "__iter__")
+    given = [UNLABELLED if entry is None else label_of(entry) for entry in ([classes] if is_one else classes)]
+    if not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in given):
         raise TypeError(must_be(param, "class numbers or class names", classes))
     return tuple(given)
 
@@ -58,7 +55,7 @@ def label_of(value: Any) -> Any:
 def shown(label: Any, names: Sequence[str] | None) -> str:
     """Return a class as errors show it: by its name, if the source knows it."""
     is_named = names is not None and isinstance(label, int) and 0 <= label < len(names)
-    return repr(names[label]) if is_named and names is not None else repr(label)
+    return repr(names[label] if names is not None and is_named else label)
 
 
 def to_labels(
@@ -73,13 +70,18 @@ def to_labels(
         are_names: Whether the labels are names.
         present: All labels, if they are known. A name that is not among them is an error.
     """
-    if are_names:
-        known = sorted(map(str, present)) if present is not None else []
-        return [entry if not known else _known(param, str(entry), known) for entry in classes]
+    known = sorted(map(str, present or ()))
     labels: list[int | str] = []
     for entry in classes:
-        if isinstance(entry, str):
-            labels.append(_number_of(param, entry, names))
+        if are_names:
+            labels.append(_known(param, str(entry), known) if known else entry)
+        elif isinstance(entry, str):
+            if names is None:
+                hint = (
+                    "The source does not know class names. Pass it `class_names=[...]`, or implement `class_names()`."
+                )
+                raise ValueError(must_be(param, "class numbers", entry, hint))
+            labels.append(names.index(_known(param, entry, names)))
         elif names is not None and not 0 <= entry < len(names) and entry != UNLABELLED:
             raise ValueError(must_be(param, f"class numbers below {len(names)}, or names of {', '.join(names)}", entry))
         else:
@@ -91,10 +93,3 @@ def _known(param: str, name: str, names: Sequence[str]) -> str:
     if name not in names:
         raise ValueError(must_be(param, f"among the classes {', '.join(names)}", name) + closest(name, names))
     return name
-
-
-def _number_of(param: str, name: str, names: Sequence[str] | None) -> int:
-    if names is None:
-        hint = "The source does not know class names. Pass it `class_names=[...]`, or implement `class_names()`."
-        raise ValueError(must_be(param, "class numbers", name, hint))
-    return names.index(_known(param, name, names))

@@ -30,18 +30,13 @@ _DROPPED: Any = object()
 _SEVERAL = ()  # the label of a sample with no object or several objects
 
 
-def _as_plain(entry: Any) -> Any:
-    """Return a NumPy integer as an int, and anything else unchanged."""
-    return int(entry) if isinstance(entry, np.integer) else entry
-
-
 class _Mapping:
     """The arguments of `map_classes`, and the mapping of labels."""
 
     def __init__(self, mapping: Any, unmapped: Unmapped | None, class_names: Sequence[str] | None) -> None:
         if not isinstance(mapping, Mapping) or not mapping:
             raise TypeError(must_be("mapping", 'a dictionary of classes, like {"pony": "horse"}', mapping))
-        mapping = {_as_plain(old): _as_plain(new) for old, new in mapping.items()}
+        mapping = {label_of(old): label_of(new) for old, new in mapping.items()}
         classes = [entry for pair in mapping.items() for entry in pair]
         if not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in classes):
             raise TypeError(must_be("mapping", "a dictionary of class numbers or names", mapping))
@@ -106,21 +101,13 @@ class _Mapping:
             )
         return self._class_names.index(label)
 
-    def apply(self, label: Any, table: Mapping[Any, Any], key_of: Callable[[], str], names: Any) -> Any:
-        """Return the new label of one sample, or _DROPPED.
-
-        Args:
-            label: The old label.
-            table: A mapping from old labels to new ones.
-            key_of: A function that returns the sample's key, for an error.
-            names: The names of the old classes, for an error; None if they are unknown.
-        """
-        label = _only(label)
+    def apply(self, label: Any, table: Mapping[Any, Any], sample_of: Callable[[], Sample], names: Any) -> Any:
+        """Return the new label of one sample, or _DROPPED. `sample_of` and the old `names` are needed for an error."""
         if label in table:
             return table[label]
         if self._unmapped == "raise":
             raise DataError(
-                f"Class {shown(label, names)} of sample {key_of()!r} is not in `mapping`. Add it, or pass "
+                f"Class {shown(label, names)} of sample {sample_of().key!r} is not in `mapping`. Add it, or pass "
                 '`unmapped="drop"` or `unmapped="keep"`.'
             )
         return self._kept(label) if self._unmapped == "keep" and label != _SEVERAL else _DROPPED
@@ -199,7 +186,7 @@ class ClassMapperMapDataPipe(PlanPipe):
         table = self._mapping.table(known, are_names=are_names) if is_labelled else {}
         firsts = np.unique(inverse, return_index=True)[1].tolist()
         new = [
-            self._mapping.apply(value, table, functools.partial(self._key_of, first), known)
+            self._mapping.apply(value, table, functools.partial(self.source.fetch, first), known)
             for value, first in zip(values, firsts, strict=True)
         ]
         dropped = [value for value, entry in zip(values, new, strict=True) if entry is _DROPPED and _is_class(value)]
@@ -208,9 +195,6 @@ class ClassMapperMapDataPipe(PlanPipe):
         column = as_column([0 if entry is _DROPPED else entry for entry in new])
         self._labels = Shared(column[inverse[positions]])
         return positions.astype(smallest_int(len(labels)))
-
-    def _key_of(self, position: int) -> str:
-        return self.source.fetch(position).key
 
     def fetch(self, index: int) -> Sample:
         sample = super().fetch(index)
@@ -261,9 +245,7 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
             are_names = isinstance(label, str)
             if _is_class(label) and are_names not in tables:
                 tables[are_names] = self._mapping.table(known, are_names=are_names)
-            new = self._mapping.apply(
-                label, tables.get(are_names, {}), functools.partial(getattr, sample, "key"), known
-            )
+            new = self._mapping.apply(label, tables.get(are_names, {}), sample.fork, known)
             if new is not _DROPPED:
                 sample["y"] = new
                 yield sample

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, cycle
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from kdpipes.core.plan_pipe import PlanPipe, shared_class_names
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
+from kdpipes.plan.sample_weighted import temperature_at
 from kdpipes.selection import interleave, interleave_exactly, share_exactly, smallest_int
 
 __all__ = ["MixerIterDataPipe", "MixerMapDataPipe", "SourceShare"]
@@ -57,16 +59,10 @@ def _as_tuple(others: Any) -> tuple[Any, ...]:
     return sources
 
 
-def _checked(
-    num_sources: int, weights: Any, per_batch: Any, seed: int, stop: Stop
-) -> tuple[tuple[float, ...], int, Stop]:
-    """Check and return the arguments that both flavours share."""
-    check_choice("stop", stop, ("first", "all"))
+def _proportions(num_sources: int, weights: Any, per_batch: Any) -> tuple[float, ...]:
     if per_batch is not None:
-        proportions = _check_weights(per_batch, num_sources, param="per_batch")
-    else:
-        proportions = _check_weights([1.0] * num_sources if weights is None else weights, num_sources)
-    return proportions, check_seed(seed), stop
+        return _check_weights(per_batch, num_sources, param="per_batch")
+    return _check_weights([1.0] * num_sources if weights is None else weights, num_sources)
 
 
 def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
@@ -78,6 +74,7 @@ def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
         chosen, size = len(turns), 2 * size
 
 
+@dataclass(frozen=True, eq=False)
 class _Mix:
     """The source of each sample and the position in it.
 
@@ -85,29 +82,20 @@ class _Mix:
     `lengths[n]` samples.
     """
 
-    def __init__(
-        self,
-        chosen: NDArray[Any],
-        positions: NDArray[Any],
-        lengths: NDArray[Any],
-        shifts: NDArray[Any],
-        epoch: int = 0,
-    ) -> None:
-        self._chosen, self._positions, self._lengths, self._shifts = chosen, positions, lengths, shifts
-        self._epoch = epoch
-
-    def at(self, epoch: int) -> _Mix:
-        """Return the mix of another epoch."""
-        return _Mix(self._chosen, self._positions, self._lengths, self._shifts, epoch)
+    chosen: NDArray[Any]
+    positions: NDArray[Any]
+    lengths: NDArray[Any]
+    shifts: NDArray[Any]
+    epoch: int = 0
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return len(self.chosen)
 
     def __getitem__(self, index: Any) -> tuple[Any, Any]:
-        chosen, positions = self._chosen[index], self._positions[index]
-        if self._epoch:
-            lengths = self._lengths[chosen]
-            positions = (positions + self._epoch * self._shifts[chosen] % lengths) % lengths
+        chosen, positions = self.chosen[index], self.positions[index]
+        if self.epoch:
+            lengths = self.lengths[chosen]
+            positions = (positions + self.epoch * self.shifts[chosen] % lengths) % lengths
         return chosen, positions
 
 
@@ -212,20 +200,20 @@ class MixerMapDataPipe(PlanPipe):
         redraw: bool = True,
     ) -> None:
         super().__init__(source_datapipe, *_as_tuple(others), redraws=check_flag("redraw", redraw))
-        number = len(self.sources)
-        given = {"weights": weights, "temperature": temperature, "per_batch": per_batch}
-        _check_alone(**given)
+        _check_alone(weights=weights, temperature=temperature, per_batch=per_batch)
         _check_alone(per_batch=per_batch, batches=batches, num_samples=num_samples)
+        check_choice("stop", stop, ("first", "all"))
         self._counts: list[list[int]] = []
         # Attributes that are not set are not part of the fingerprint, which stays that of earlier versions.
+        self._weights: tuple[float, ...] | Callback
         if callable(weights):
-            self._weights: tuple[float, ...] | Callback = Callback("weights", weights)
-            _, self._mix_seed, self._stop = _checked(number, None, None, seed, stop)
+            self._weights = Callback("weights", weights)
         else:
-            self._weights, self._mix_seed, self._stop = _checked(number, weights, per_batch, seed, stop)
+            self._weights = _proportions(len(self.sources), weights, per_batch)
+        self._mix_seed, self._stop = check_seed(seed), stop
         if temperature is not None:
             self._temperature = Callback("temperature", temperature) if callable(temperature) else float(temperature)
-            self._temperature_of(0)
+            temperature_at(self._temperature, epoch=0)
         if self._is_changing() and not redraw:
             raise ValueError("`redraw=False` keeps the mix of epoch 0, so weights cannot be functions of the epoch.")
         if num_samples is not None:
@@ -241,15 +229,9 @@ class MixerMapDataPipe(PlanPipe):
     def _is_changing(self) -> bool:
         return isinstance(self._weights, Callback) or isinstance(self._temperature, Callback)
 
-    def _temperature_of(self, epoch: int) -> float:
-        made: Any = self._temperature(epoch) if isinstance(self._temperature, Callback) else self._temperature
-        if not is_number(made) or not 0 < made < math.inf:
-            raise ValueError(must_be("temperature", "a number above 0", made))
-        return float(made)
-
     def _weights_of(self, epoch: int) -> tuple[float, ...]:
         if self._temperature is not None:
-            power = 1 / self._temperature_of(epoch)
+            power = 1 / temperature_at(self._temperature, epoch)
             return tuple(len(source) ** power if len(source) else 0.0 for source in self.sources)
         if isinstance(self._weights, Callback):
             return _check_weights(self._weights(epoch), len(self.sources), may_be_0=True)
@@ -257,16 +239,18 @@ class MixerMapDataPipe(PlanPipe):
 
     def plan(self, epoch: int) -> _Mix:
         if epoch and not self._is_changing():
-            mix: _Mix = self.chosen().at(epoch)
-            return mix
+            mix: _Mix = self.chosen()
+            return replace(mix, epoch=epoch)
         sizes = [len(source) for source in self.sources]
         if epoch or self._num_samples is not None:
             chosen, counts = interleave_exactly(self._counts_of(epoch), self._mix_seed)
         else:
             chosen, counts = self._until_stop(sizes)
         lengths = np.asarray([max(size, 1) for size in sizes])
-        starts = np.asarray(self._starts(epoch)) if epoch and self.redraws else np.zeros(len(sizes), dtype=np.int64)
-        positions = ((counts + (starts % lengths)[chosen]) % lengths[chosen]).astype(smallest_int(max(sizes)))
+        starts = np.zeros_like(lengths)
+        if epoch and self.redraws:  # after what the epochs before this one take
+            starts = np.sum(self._counts[:epoch], axis=0) % lengths
+        positions = ((counts + starts[chosen]) % lengths[chosen]).astype(smallest_int(max(sizes)))
         if self._is_changing():
             self._counts = self._counts or [np.bincount(chosen, minlength=len(sizes)).tolist()]
             return _Mix(chosen, positions, lengths, np.zeros_like(lengths))
@@ -302,11 +286,6 @@ class MixerMapDataPipe(PlanPipe):
         self._counts = counts  # in one step, because worker threads share the pipe
         return counts[epoch]
 
-    def _starts(self, epoch: int) -> list[int]:
-        """Return how many samples of each source all epochs before this one take together."""
-        self._counts_of(epoch)
-        return [sum(counts) for counts in zip(*self._counts[:epoch], strict=True)]
-
     def mixture(self, epoch: int = 0) -> list[SourceShare]:
         """Return what an epoch takes of each source.
 
@@ -318,11 +297,10 @@ class MixerMapDataPipe(PlanPipe):
             self.chosen()
             numbers = self._counts_of(epoch)
         else:
-            numbers = np.bincount(self.chosen()[np.arange(size)][0], minlength=len(self.sources)).tolist()
-        sizes = map(len, self.sources)
+            numbers = np.bincount(self.chosen().chosen, minlength=len(self.sources)).tolist()
         return [
             SourceShare(length, number, number / max(size, 1), number / max(length, 1))
-            for length, number in zip(sizes, numbers, strict=True)
+            for length, number in zip(map(len, self.sources), numbers, strict=True)
         ]
 
     def batch_shares(self) -> BatchShares | None:
@@ -333,8 +311,7 @@ class MixerMapDataPipe(PlanPipe):
         return BatchShares(self._batches, self._weights_of(0))
 
     def source_numbers(self) -> NDArray[Any]:
-        numbers: NDArray[Any] = self.chosen()[np.arange(len(self))][0]
-        return numbers
+        return self.chosen().chosen  # type: ignore[no-any-return]
 
 
 @functional_pipe("mix", flavour="iter", doc_of=MixerMapDataPipe)
@@ -355,7 +332,9 @@ class MixerIterDataPipe(IterPipe):
         super().__init__()
         self.sources = tuple(gives_samples(source, "mix") for source in (source_datapipe, *_as_tuple(others)))
         _check_alone(weights=weights, per_batch=per_batch)
-        self._weights, self._mix_seed, self._stop = _checked(len(self.sources), weights, per_batch, seed, stop)
+        check_choice("stop", stop, ("first", "all"))
+        self._weights = _proportions(len(self.sources), weights, per_batch)
+        self._mix_seed, self._stop = check_seed(seed), stop
         if per_batch is not None:
             self._per_batch = tuple(check_count("per_batch", count) for count in per_batch)
         known = [source for source in self.sources if isinstance(source, IterPipe)]

@@ -106,10 +106,6 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         self._redraw = check_flag("redraw", redraw)
         self._counts = {label: check_count(f"class_counts[{label!r}]", count) for label, count in class_counts.items()}
 
-    def _counts_of(self, *, are_names: bool) -> dict[Any, int]:
-        labels = to_labels("class_counts", list(self._counts), self.class_names(), are_names=are_names)
-        return dict(zip(labels, self._counts.values(), strict=True))
-
     def samples(self) -> Iterator[Sample]:
         largest, epoch = max(self._counts.values()), plan_epoch() if self._redraw else 0
         by_kind: dict[bool, dict[Any, int]] = {}
@@ -122,7 +118,8 @@ class OversamplerIterDataPipe(StreamPlanPipe):
                 continue
             is_name = isinstance(label, str)
             if is_name not in by_kind:
-                by_kind[is_name] = self._counts_of(are_names=is_name)
+                labels = to_labels("class_counts", list(self._counts), self.class_names(), are_names=is_name)
+                by_kind[is_name] = dict(zip(labels, self._counts.values(), strict=True))
             counts = by_kind[is_name]
             if label not in counts:
                 raise DataError(f"Sample {sample.key!r} has class {label!r}, which is not in `class_counts`.")

@@ -20,8 +20,6 @@ from kdpipes.selection import Rounds
 
 __all__ = ["RepeaterUntilIterDataPipe", "RepeaterUntilMapDataPipe"]
 
-_EMPTY = "`.repeat_until()` cannot reach `min_size={}` because its source is empty. Is a filter upstream too strict?"
-
 
 class _Goal:
     """The arguments `min_size` and `repetitions`, exactly one of which is given."""
@@ -32,11 +30,13 @@ class _Goal:
         self.repetitions = None if repetitions is None else check_count("repetitions", repetitions)
 
     def rounds(self, size: int) -> int:
-        if self.repetitions is not None:
-            return self.repetitions
-        assert self.min_size is not None
+        if self.min_size is None:
+            return self.repetitions or 0
         if size == 0:
-            raise DataError(_EMPTY.format(self.min_size))
+            raise DataError(
+                f"`.repeat_until()` cannot reach `min_size={self.min_size}` because its source is empty. Is a filter "
+                "upstream too strict?"
+            )
         return -(-self.min_size // size)
 
 

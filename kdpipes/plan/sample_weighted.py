@@ -18,7 +18,7 @@ from kdpipes.plan._classes import labels_of, to_labels
 from kdpipes.selection import UNLABELLED, by_label, class_counts, draw_weighted
 from kdpipes.storage.shared import Shared
 
-__all__ = ["WeightedSamplerMapDataPipe"]
+__all__ = ["WeightedSamplerMapDataPipe", "temperature_at"]
 
 Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 
@@ -83,7 +83,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
             self._weights = Shared(values)
         if temperature is not None:
             self._temperature = Callback("temperature", temperature) if callable(temperature) else temperature
-            self._temperature_of(0)
+            temperature_at(self._temperature, epoch=0)
         if not redraw and self._is_changing():
             raise ValueError(
                 "`redraw` must be True if `weights` or `temperature` is a function of the epoch, but is False instead. "
@@ -110,25 +110,17 @@ class WeightedSamplerMapDataPipe(PlanPipe):
             return np.zeros(0, dtype=np.int32)
         possible = int(np.count_nonzero(weights))
         if possible < (1 if self._replacement else number):
-            hint = "Lower `num_samples`, or pass `replacement=True`."
-            hint = "Give at least one sample a weight above 0." if self._replacement else hint
+            hints = ("Lower `num_samples`, or pass `replacement=True`.", "Give at least one sample a weight above 0.")
             raise ValueError(
                 f"`sample_weighted` must draw {number} samples from a source of {size}, but only {possible} have a "
-                f"weight above 0. {hint}"
+                f"weight above 0. {hints[self._replacement]}"
             )
-        shares = weights
-        shares /= shares.sum()
-        self._shares = Shared(shares) if self.redraws and not self._is_changing() else None
-        return self._drawn(number, shares, epoch)
+        weights /= weights.sum()
+        self._shares = Shared(weights) if self.redraws and not self._is_changing() else None
+        return self._drawn(number, weights, epoch)
 
     def _is_changing(self) -> bool:
         return isinstance(self._weights, Callback) or isinstance(self._temperature, Callback)
-
-    def _temperature_of(self, epoch: int) -> float:
-        made: Any = self._temperature(epoch) if isinstance(self._temperature, Callback) else self._temperature
-        if not is_number(made) or not 0 < made < math.inf:
-            raise ValueError(must_be("temperature", "a number above 0", made))
-        return float(made)
 
     def _drawn(self, number: int, shares: NDArray[Any], epoch: int) -> NDArray[Any]:
         seeds = np.random.SeedSequence(self._choice_seed, spawn_key=(epoch,) if epoch else ())
@@ -137,14 +129,14 @@ class WeightedSamplerMapDataPipe(PlanPipe):
     def _weights_of_samples(self, size: int, epoch: int) -> NDArray[Any]:
         if self._temperature is not None:
             labels = labels_of(self.source, "sample_weighted")
-            power = 1 / self._temperature_of(epoch) - 1
+            power = 1 / temperature_at(self._temperature, epoch) - 1
             counts = {label: count for label, count in class_counts(labels).items() if label != UNLABELLED}
             return by_label(labels, {label: float(count) ** power for label, count in counts.items()})
-        if isinstance(self._weights, Callback):
-            values, classes = _parsed(self._weights(epoch))
+        if isinstance(self._weights, Shared):
+            values, classes = self._weights.value, self._classes
         else:
             assert self._weights is not None
-            values, classes = self._weights.value, self._classes
+            values, classes = _parsed(self._weights(epoch))
         weights = values.astype(np.float64)
         if classes is None:
             if len(weights) != size:
@@ -160,6 +152,14 @@ class WeightedSamplerMapDataPipe(PlanPipe):
                 "of the source."
             )
         return of_samples
+
+
+def temperature_at(temperature: Any, epoch: int) -> float:
+    """Return the temperature in an epoch, which is a number or a function of the epoch."""
+    made = temperature(epoch) if isinstance(temperature, Callback) else temperature
+    if not is_number(made) or not 0 < made < math.inf:
+        raise ValueError(must_be("temperature", "a number above 0", made))
+    return float(made)
 
 
 def _parsed(weights: Any) -> tuple[NDArray[Any], tuple[Any, ...] | None]:
