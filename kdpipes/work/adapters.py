@@ -9,11 +9,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.core.errors import must_be
@@ -21,18 +21,13 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.image_ops import NUM_COLUMNS, FieldKind, as_array, back_as
-from kdpipes.work.joint import (
-    Fields,
-    JointTransform,
-)
+from kdpipes.work.joint import Fields, JointTransform
 from kdpipes.work.plain_data import as_plain, restored
 
 __all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted", "unwrapped"]
 
 _NUM_SEEDS = 1 << 53  # larger integers are not exact in all JSON readers
-# The transforms that only call other transforms in turn.
-_COMPOSITIONS = {"Compose", "OneOf", "OneOrOther", "RandomOrder", "ReplayCompose", "Sequential", "SomeOf"}
-_V2_CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
+_TARGETS = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}  # albumentations' names
 _NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "py_random", "random_generator", "seed"}
 
 
@@ -71,6 +66,8 @@ class _Unit(ABC):
     data, if that method draws more random numbers, and for all other transforms, the seed of the call is recorded.
     """
 
+    params_at: ClassVar[int]  # the position of the parameters among the arguments of `does`
+
     def __init__(self, transform: Any, at: list[int], tree: _Tree, *, does: str | None) -> None:
         self._transform = transform
         self._at = at
@@ -97,17 +94,14 @@ class _Unit(ABC):
             self._seed(call["seed"])
             return self._called(call, given)
 
-    def _note(self, params: Any, does: Callable[[], Any]) -> Any:
-        plain, before = as_plain(params), self._state()
-        result = does()
-        if (
-            self._did is not self._call
-        ):  # a joint transform calls this for each field; once recorded by seed, it stays so
+    def _noted(self, *args: Any, **data: Any) -> Any:
+        """Do what `does` does, and note the parameters."""
+        plain, before = as_plain(args[self.params_at]), self._state()
+        result = self._does(*args, **data)
+        # A joint transform calls this for each field. Once it is recorded by its seed, it stays so.
+        if self._did is not self._call:
             self._did = self._call if plain is None or self._state() != before else plain
         return result
-
-    @abstractmethod
-    def _noted(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @abstractmethod
     def _seed(self, seed: int) -> None: ...
@@ -124,37 +118,22 @@ class _Unit(ABC):
 
 
 class _Tree:
-    """A copy of a user's transform for one thread: its units by their place, and the steps that they record.
+    """A copy of a user's transform for one thread: its units by their place, and the steps that they record."""
 
-    Args:
-        transform: The user's transform, which is not modified.
-        package: The package of the containers.
-        containers: The names of the classes that only call other transforms in turn.
-        unit: A function that makes a unit of any other transform.
-    """
-
-    def __init__(
-        self,
-        transform: Any,
-        package: str,
-        containers: set[str],
-        unit: Callable[[Any, list[int], _Tree], _Unit],
-    ) -> None:
+    def __init__(self, transform: Any, adapter: type[_Adapter]) -> None:
         self.rng = np.random.default_rng(0)
         self.steps: list[dict[str, Any]] = []
         self.is_skipped = False
         self._units: dict[tuple[int, ...], _Unit] = {}
-        self._package, self._containers = package, containers
-        self._make = unit
-        self.top = self._grown(transform, [])
+        self.top = self._grown(transform, [], adapter)
 
-    def _grown(self, transform: Any, at: list[int]) -> Any:
-        if _is_of(type(transform), self._package) and type(transform).__name__ in self._containers:
+    def _grown(self, transform: Any, at: list[int], adapter: type[_Adapter]) -> Any:
+        if _is_of(type(transform), adapter.package) and type(transform).__name__ in adapter.containers:
             grown = copy.copy(transform)
             children = enumerate(transform.transforms)
-            vars(grown)["transforms"] = [self._grown(child, [*at, number]) for number, child in children]
+            vars(grown)["transforms"] = [self._grown(child, [*at, number], adapter) for number, child in children]
             return grown
-        return self._units.setdefault(tuple(at), self._make(copy.deepcopy(transform), at, self))
+        return self._units.setdefault(tuple(at), adapter.unit(copy.deepcopy(transform), at, self))
 
     def unit_of(self, step: dict[str, Any]) -> _Unit:
         """Return the unit that recorded a step."""
@@ -166,6 +145,10 @@ class _Tree:
 
 class _Adapter(ABC, Fingerprinted):
     """The base class of both adapters."""
+
+    package: ClassVar[str]
+    containers: ClassVar[frozenset[str]]  # the names of the classes that only call other transforms in turn
+    unit: ClassVar[Callable[[Any, list[int], _Tree], _Unit]]  # makes a unit of any other transform
 
     def __init__(self, transform: Any, fields: Fields | None = None) -> None:
         self._transform = transform
@@ -210,12 +193,12 @@ class _Adapter(ABC, Fingerprinted):
 
     def _tree(self) -> _Tree:
         if not hasattr(self._local, "tree"):
-            self._local.tree = self._copied()
+            self._local.tree = _Tree(self._prepared(), type(self))
         tree: _Tree = self._local.tree
         return tree
 
-    @abstractmethod
-    def _copied(self) -> _Tree: ...
+    def _prepared(self) -> Any:
+        return self._transform
 
     @abstractmethod
     def _opened(self, value: Any) -> Any: ...
@@ -223,8 +206,38 @@ class _Adapter(ABC, Fingerprinted):
     @abstractmethod
     def _run(self, tree: _Tree, value: Any) -> Any: ...
 
-    def _closed(self, result: Any, value: Any) -> Any:
-        return result
+    @abstractmethod
+    def _closed(self, result: Any, value: Any) -> Any: ...
+
+
+class _AlbumentationsUnit(_Unit):
+    params_at = 0
+
+    def __init__(self, transform: Any, at: list[int], tree: _Tree) -> None:
+        is_theirs = _is_of(type(transform), "albumentations") and type(transform).__name__ != "Lambda"
+        is_split = is_theirs and _owner_of(transform, "__call__").__name__ == "BasicTransform"
+        super().__init__(transform, at, tree, does="apply_with_params" if is_split else None)
+
+    def __call__(self, *, force_apply: bool = False, **data: Any) -> Any:
+        return self._record({"force_apply": True} if force_apply else {}, data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_transform"], name)
+
+    def again(self, value: Any, step: dict[str, Any]) -> Any:
+        return (
+            self._run(step, value) if "seed" in step else self._does(restored(step["params"], step["kinds"]), **value)
+        )
+
+    def _seed(self, seed: int) -> None:
+        self._transform.set_random_state(np.random.Generator(np.random.PCG64(seed)), random.Random(seed))
+        sys.modules["cv2"].setRNGSeed(seed % (1 << 31))  # albumentations draws Gaussian noise from OpenCV
+
+    def _called(self, call: dict[str, Any], given: Any) -> Any:
+        return self._transform(**given, **({"force_apply": True} if "force_apply" in call else {}))
+
+    def _state(self) -> Any:
+        return self._transform.random_generator.bit_generator.state, self._transform.py_random.getstate()
 
 
 class AlbumentationsAdapter(_Adapter):
@@ -246,121 +259,90 @@ class AlbumentationsAdapter(_Adapter):
         effect.
     """
 
+    package = "albumentations"
+    containers = frozenset({"Compose", "OneOf", "OneOrOther", "RandomOrder", "ReplayCompose", "Sequential", "SomeOf"})
+    unit = _AlbumentationsUnit
+
     def fingerprint(self) -> Any:
         """Return the data that identify the transform, without its random state."""
         known = _identity(self._transform)
         return known if self._fields is None else [known, self._fields]
 
-    def _copied(self) -> _Tree:
+    def _prepared(self) -> Any:
         if self._fields is None:
-            return _Tree(self._transform, "albumentations", _COMPOSITIONS, _AlbumentationsUnit)
+            return self._transform
         transform = copy.deepcopy(self._transform)  # including its processors, which hold state during a call
         targets = zip(_targets_of(self._fields), self._fields.kinds, strict=True)
-        names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
-        more = {target: names[kind] for target, kind in targets if kind in names and target != names[kind]}
-        transform.add_targets(more)
-        return _Tree(transform, "albumentations", _COMPOSITIONS, _AlbumentationsUnit)
+        transform.add_targets(
+            {target: _TARGETS[kind] for target, kind in targets if target != _TARGETS.get(kind, target)}
+        )
+        return transform
 
-    def _opened(self, value: Any) -> Any:
+    def _opened(self, value: Any) -> dict[str, Any]:
         fields = self._fields
-        if fields is not None:
-            fields.size(value)
-            labels, data = _labels_of(self._transform), dict[str, Any]()
-            for name, target, kind, each in zip(fields.names, _targets_of(fields), fields.kinds, value, strict=True):
-                if kind in ("boxes", "points"):
-                    data[target] = as_array(kind, each).astype(np.float32)
-                elif kind == "other":
-                    data.update({name: each} if name in labels else {})
-                elif isinstance(each, torch.Tensor):
-                    pixels = each.numpy()
-                    data[target] = np.ascontiguousarray(pixels if each.dim() == 2 else pixels.transpose(1, 2, 0))
-                else:
-                    image = _plain(each)
-                    is_odd = kind == "image" and isinstance(image, Image.Image) and image.mode not in {"L", "RGB"}
-                    data[target] = np.array(image.convert("RGB") if is_odd else image)
-            return data
-        if isinstance(value, EncodedImage | DecodedImage | np.ndarray):
-            return np.array(value)
-        if not isinstance(value, Image.Image):
+        if fields is None:
+            return {"image": self._opened_image(value)}
+        fields.size(value)
+        labels, data = _labels_of(self._transform), dict[str, Any]()
+        for name, target, kind, each in zip(fields.names, _targets_of(fields), fields.kinds, value, strict=True):
+            if kind in ("boxes", "points"):
+                data[target] = as_array(kind, each).astype(np.float32)
+            elif kind == "other":
+                data.update({name: each} if name in labels else {})
+            elif isinstance(each, torch.Tensor):
+                pixels = each.numpy()
+                data[target] = np.ascontiguousarray(pixels if each.dim() == 2 else pixels.transpose(1, 2, 0))
+            else:
+                image = as_pil(each)
+                is_odd = kind == "image" and isinstance(image, Image.Image) and image.mode not in {"L", "RGB"}
+                data[target] = np.array(image.convert("RGB") if is_odd else image)
+        return data
+
+    def _opened_image(self, value: Any) -> NDArray[Any]:
+        if isinstance(value, Image.Image):
+            return np.array(value if value.mode in {"L", "RGB"} else value.convert("RGB"))
+        if not isinstance(value, EncodedImage | DecodedImage | np.ndarray):
             kinds = "images from `.decode_images()` or Pillow, and arrays"
             raise TypeError(f"`{self.__name__}` takes {kinds}, but got {type(value).__name__}.")
-        return np.array(value if value.mode in {"L", "RGB"} else value.convert("RGB"))
+        return np.array(value)
 
     def _run(self, tree: _Tree, value: Any) -> Any:
         if not isinstance(tree.top, _Unit):
             tree.top.set_random_state(tree.rng, random.Random(int(tree.rng.integers(_NUM_SEEDS))))
-        if self._fields is None:
-            return tree.top(image=value)["image"]
         if not _processors_of(tree.top):
             return tree.top(**value)
         tree.is_skipped = tree.top.p < 1 and bool(tree.rng.random() >= tree.top.p)
         return value if tree.is_skipped else tree.top(force_apply=True, **value)
 
     def _again(self, tree: _Tree, result: Any, params: dict[str, Any]) -> Any:
-        if self._fields is None:
-            return super()._again(tree, result, params)
-        steps: list[Any] = [
-            partial(cast("_AlbumentationsUnit", tree.unit_of(step)).again_on_all, step) for step in params["steps"]
-        ]
         if not _processors_of(tree.top):
-            for step in steps:
-                result = step(**result)
-            return result
+            return super()._again(tree, result, params)
         if params.get("skipped"):
             return result
-        if tree.top.transforms and not any(step["at"][0] == 0 for step in params["steps"]):
-            steps.insert(0, dict)  # boxes are checked after the first step, even if it was not applied
+
+        def repeated(step: dict[str, Any]) -> Callable[..., Any]:
+            return lambda **data: tree.unit_of(step).again(data, step)
+
         flat = copy.copy(tree.top)  # converts boxes to albumentations' format, filters them and converts them back
-        vars(flat)["transforms"] = steps
+        vars(flat)["transforms"] = [repeated(step) for step in params["steps"]]
+        if tree.top.transforms and not any(step["at"][0] == 0 for step in params["steps"]):
+            flat.transforms.insert(0, dict)  # boxes are checked after the first step, even if it was not applied
         return flat(force_apply=True, **result)
 
     def _closed(self, result: Any, value: Any) -> Any:
         fields = self._fields
-        if fields is not None:
-            made = []
-            for name, target, kind, before in zip(fields.names, _targets_of(fields), fields.kinds, value, strict=True):
-                if kind == "other":
-                    made.append(_filtered(before, result[name]) if name in result else before)
-                elif kind in ("boxes", "points"):
-                    made.append(back_as(before, np.asarray(result[target]).reshape(-1, NUM_COLUMNS[kind])))
-                else:
-                    made.append(_closed_image(kind, before, result[target]))
-            return tuple(made)
-        is_image = isinstance(result, np.ndarray) and result.dtype == np.uint8 and result.shape[2:] in {(), (3,)}
-        return Image.fromarray(result) if is_image else result
-
-
-class _AlbumentationsUnit(_Unit):
-    def __init__(self, transform: Any, at: list[int], tree: _Tree) -> None:
-        is_theirs = _is_of(type(transform), "albumentations") and type(transform).__name__ != "Lambda"
-        is_split = is_theirs and _owner_of(transform, "__call__").__name__ == "BasicTransform"
-        super().__init__(transform, at, tree, does="apply_with_params" if is_split else None)
-
-    def __call__(self, *, force_apply: bool = False, **data: Any) -> Any:
-        return self._record({"force_apply": True} if force_apply else {}, data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_transform"], name)
-
-    def again(self, value: Any, step: dict[str, Any]) -> Any:
-        return self.again_on_all(step, image=value)["image"]
-
-    def again_on_all(self, step: dict[str, Any], **data: Any) -> Any:
-        """Return all targets after the recorded step."""
-        return self._run(step, data) if "seed" in step else self._does(restored(step["params"], step["kinds"]), **data)
-
-    def _seed(self, seed: int) -> None:
-        self._transform.set_random_state(np.random.Generator(np.random.PCG64(seed)), random.Random(seed))
-        sys.modules["cv2"].setRNGSeed(seed % (1 << 31))  # albumentations draws Gaussian noise from OpenCV
-
-    def _called(self, call: dict[str, Any], given: Any) -> Any:
-        return self._transform(**given, **({"force_apply": True} if "force_apply" in call else {}))
-
-    def _noted(self, params: dict[str, Any], *args: Any, **data: Any) -> Any:
-        return self._note(params, lambda: self._does(params, *args, **data))
-
-    def _state(self) -> Any:
-        return self._transform.random_generator.bit_generator.state, self._transform.py_random.getstate()
+        if fields is None:
+            image = result["image"]
+            return Image.fromarray(image) if _is_picture(image) else image
+        made = []
+        for name, target, kind, before in zip(fields.names, _targets_of(fields), fields.kinds, value, strict=True):
+            if kind == "other":
+                made.append(_filtered(before, result[name]) if name in result else before)
+            elif kind in ("boxes", "points"):
+                made.append(back_as(before, np.asarray(result[target]).reshape(-1, NUM_COLUMNS[kind])))
+            else:
+                made.append(_closed_image(kind, before, result[target]))
+        return tuple(made)
 
 
 def _processors_of(transform: Any) -> dict[str, Any]:
@@ -430,17 +412,21 @@ def _identity(transform: Any) -> list[Any]:
     return [type(transform).__qualname__, own]
 
 
-def _plain(value: Any) -> Any:
+def as_pil(value: Any) -> Any:
+    """Return an image from `decode_images` as a Pillow image, and other values unchanged."""
     return value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
 
 
 def _targets_of(fields: Fields) -> list[str]:
     """Return the target name of each field: that of its kind for the first field of a kind, else the field's name."""
-    names = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}
     return [
-        names.get(kind, name) if fields.kinds.index(kind) == place else name
+        _TARGETS.get(kind, name) if fields.kinds.index(kind) == place else name
         for place, (name, kind) in enumerate(zip(*fields, strict=True))
     ]
+
+
+def _is_picture(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.shape[2:] in {(), (3,)}
 
 
 def _filtered(before: Any, made: Any) -> Any:
@@ -456,8 +442,7 @@ def _closed_image(kind: FieldKind, before: Any, made: Any) -> Any:
     if isinstance(before, torch.Tensor):
         planes = torch.from_numpy(np.ascontiguousarray(made))
         return planes if made.ndim == 2 else planes.permute(2, 0, 1)
-    is_picture = made.dtype == np.uint8 and made.shape[2:] in {(), (3,)}
-    if not is_picture and not (kind == "mask" and made.ndim == 2):
+    if not _is_picture(made) and not (kind == "mask" and made.ndim == 2):
         return made
     image = Image.fromarray(made)
     if isinstance(before, Image.Image | EncodedImage | DecodedImage) and before.mode == "P" and image.mode == "L":
@@ -465,75 +450,9 @@ def _closed_image(kind: FieldKind, before: Any, made: Any) -> Any:
     return image
 
 
-class TorchvisionAdapter(_Adapter):
-    """A recorded transform of `torchvision.transforms.v2`, which `.transform("x", v2.RandomResizedCrop(224))` makes.
-
-    The ctx entry contains the applied `steps` in order, as for `AlbumentationsAdapter`: the `params` of `make_params`;
-    or the `seed`, for transforms that draw in other ways or draw many values (AutoAugment, GaussianNoise,
-    ElasticTransform), for users' own classes, and for other callables in a v2 container. A `v2.Lambda` outside a
-    container is a callable like any other.
-
-    An image from `decode_images` is passed as a Pillow image, other values unchanged. Several fields are passed as one
-    dictionary of `tv_tensors` and Pillow images by field name.
-    """
-
-    def fingerprint(self) -> Any:
-        """Return the data that identify the transform."""
-        return self._transform if self._fields is None else [self._transform, self._fields]
-
-    def _copied(self) -> _Tree:
-        return _Tree(self._transform, "torchvision.transforms.v2", _V2_CONTAINERS, _TorchvisionUnit)
-
-    def _opened(self, value: Any) -> Any:
-        if self._fields is None:
-            return _plain(value)
-        from torchvision import tv_tensors  # type: ignore[import-untyped]  # imported already by the transform's module
-
-        if "points" in self._fields.kinds and not hasattr(tv_tensors, "KeyPoints"):
-            raise ImportError("Points need torchvision 0.23 or newer, which has `tv_tensors.KeyPoints`.")
-        width, height = self._fields.size(value)
-        data: dict[str, Any] = {}
-        for name, kind, each in zip(*self._fields, value, strict=True):
-            if kind == "other" or isinstance(each, tv_tensors.TVTensor):
-                data[name] = torch.as_tensor(each) if _is_numbers(each) else each  # v2 would treat an array as an image
-            elif kind in ("boxes", "points"):
-                numbers = torch.as_tensor(as_array(kind, each)).float()
-                how: dict[str, Any] = {"canvas_size": (height, width)}
-                made = tv_tensors.KeyPoints if kind == "points" else tv_tensors.BoundingBoxes
-                data[name] = made(numbers, **how, **({"format": "XYXY"} if kind == "boxes" else {}))
-            elif kind == "image":
-                image = _plain(each)
-                data[name] = image if isinstance(image, Image.Image) else tv_tensors.Image(_planes_of(image))
-            else:
-                data[name] = tv_tensors.Mask(_planes_of(_plain(each)))
-        return data
-
-    def _run(self, tree: _Tree, value: Any) -> Any:
-        with seeded_globals(tree.rng.bytes(32)):
-            return tree.top(value)
-
-    def _closed(self, result: Any, value: Any) -> Any:
-        if self._fields is None:
-            return result
-        made = []
-        for name, kind, before in zip(*self._fields, value, strict=True):
-            each = result[name]
-            if not isinstance(each, torch.Tensor) or type(before) is type(each):
-                made.append(each)
-                continue
-            plain = each.as_subclass(torch.Tensor)
-            if kind == "image" or (kind == "mask" and isinstance(before, torch.Tensor)):
-                made.append(plain)
-            elif kind == "mask":
-                array = np.ascontiguousarray((plain if plain.dim() == 2 else plain.permute(1, 2, 0)).numpy())
-                made.append(array.astype(before.dtype) if isinstance(before, np.ndarray) else Image.fromarray(array))
-            else:
-                is_list = kind == "other" and isinstance(before, list)
-                made.append(plain.tolist() if is_list else back_as(before, plain))
-        return tuple(made)
-
-
 class _TorchvisionUnit(_Unit):
+    params_at = 1
+
     def __init__(self, transform: Any, at: list[int], tree: _Tree) -> None:
         is_split = _is_of(type(transform), "torchvision.transforms.v2") and type(transform).__name__ != "Lambda"
         if is_split:
@@ -563,11 +482,77 @@ class _TorchvisionUnit(_Unit):
     def _called(self, call: dict[str, Any], given: Any) -> Any:
         return self._transform(given)
 
-    def _noted(self, value: Any, params: dict[str, Any]) -> Any:
-        return self._note(params, lambda: self._does(value, params))
-
     def _state(self) -> bytes:
         return torch.get_rng_state().numpy().tobytes()
+
+
+class TorchvisionAdapter(_Adapter):
+    """A recorded transform of `torchvision.transforms.v2`, which `.transform("x", v2.RandomResizedCrop(224))` makes.
+
+    The ctx entry contains the applied `steps` in order, as for `AlbumentationsAdapter`: the `params` of `make_params`;
+    or the `seed`, for transforms that draw in other ways or draw many values (AutoAugment, GaussianNoise,
+    ElasticTransform), for users' own classes, and for other callables in a v2 container. A `v2.Lambda` outside a
+    container is a callable like any other.
+
+    An image from `decode_images` is passed as a Pillow image, other values unchanged. Several fields are passed as one
+    dictionary of `tv_tensors` and Pillow images by field name.
+    """
+
+    package = "torchvision.transforms.v2"
+    containers = frozenset({"Compose", "RandomApply", "RandomChoice", "RandomOrder"})
+    unit = _TorchvisionUnit
+
+    def fingerprint(self) -> Any:
+        """Return the data that identify the transform."""
+        return self._transform if self._fields is None else [self._transform, self._fields]
+
+    def _opened(self, value: Any) -> Any:
+        if self._fields is None:
+            return as_pil(value)
+        from torchvision import tv_tensors  # type: ignore[import-untyped]  # imported already by the transform's module
+
+        if "points" in self._fields.kinds and not hasattr(tv_tensors, "KeyPoints"):
+            raise ImportError("Points need torchvision 0.23 or newer, which has `tv_tensors.KeyPoints`.")
+        width, height = self._fields.size(value)
+        data: dict[str, Any] = {}
+        for name, kind, each in zip(*self._fields, value, strict=True):
+            if kind == "other" or isinstance(each, tv_tensors.TVTensor):
+                data[name] = torch.as_tensor(each) if _is_numbers(each) else each  # v2 would treat an array as an image
+            elif kind in ("boxes", "points"):
+                numbers = torch.as_tensor(as_array(kind, each)).float()
+                how: dict[str, Any] = {"canvas_size": (height, width)}
+                made = tv_tensors.KeyPoints if kind == "points" else tv_tensors.BoundingBoxes
+                data[name] = made(numbers, **how, **({"format": "XYXY"} if kind == "boxes" else {}))
+            elif kind == "image":
+                image = as_pil(each)
+                data[name] = image if isinstance(image, Image.Image) else tv_tensors.Image(_planes_of(image))
+            else:
+                data[name] = tv_tensors.Mask(_planes_of(as_pil(each)))
+        return data
+
+    def _run(self, tree: _Tree, value: Any) -> Any:
+        with seeded_globals(tree.rng.bytes(32)):
+            return tree.top(value)
+
+    def _closed(self, result: Any, value: Any) -> Any:
+        if self._fields is None:
+            return result
+        made = []
+        for name, kind, before in zip(*self._fields, value, strict=True):
+            each = result[name]
+            if not isinstance(each, torch.Tensor) or type(before) is type(each):
+                made.append(each)
+                continue
+            plain = each.as_subclass(torch.Tensor)
+            if kind == "image" or (kind == "mask" and isinstance(before, torch.Tensor)):
+                made.append(plain)
+            elif kind == "mask":
+                array = np.ascontiguousarray((plain if plain.dim() == 2 else plain.permute(1, 2, 0)).numpy())
+                made.append(array.astype(before.dtype) if isinstance(before, np.ndarray) else Image.fromarray(array))
+            else:
+                is_list = kind == "other" and isinstance(before, list)
+                made.append(plain.tolist() if is_list else back_as(before, plain))
+        return tuple(made)
 
 
 def unwrapped(transform: Any) -> Any:
