@@ -148,7 +148,7 @@ class _Adapter(ABC, Fingerprinted):
 
     package: ClassVar[str]
     containers: ClassVar[frozenset[str]]  # the names of the classes that only call other transforms in turn
-    unit: ClassVar[Callable[[Any, list[int], _Tree], _Unit]]  # makes a unit of any other transform
+    unit: ClassVar[type[Any]]  # the class of units, for all other transforms
 
     def __init__(self, transform: Any, fields: Fields | None = None) -> None:
         self._transform = transform

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -93,7 +92,7 @@ class FieldRenamer(Operation):
         if not renames:
             raise ValueError('`rename_fields` must be given at least one name, like `x="jpg;png"`.')
         for new, old in renames.items():
-            if not isinstance(old, str) or not old.split(";"):
+            if not isinstance(old, str):
                 raise TypeError(must_be(new, 'one or several old names, like "jpg;png"', old))
         self._renames = {new: [name.strip() for name in old.split(";")] for new, old in renames.items()}
         renamed = {new: tuple(names) for new, names in self._renames.items()}
@@ -228,8 +227,11 @@ class Selector(Operation):
     """
 
     def __init__(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> None:
-        if not isinstance(mode, str):
-            _reject_names(mode)
+        given: Any = mode
+        if not isinstance(given, str):
+            is_list = isinstance(given, list | tuple) and all(isinstance(name, str) for name in given)
+            hint = f" Write `.select({' '.join(given)!r})`." if is_list else ""
+            raise TypeError(f"`select` takes names in one string, like `.select('x y')`, but got {given!r}.{hint}")
         if not mode.split():
             raise ValueError(must_be("mode", 'at least one name, like "x y"', mode))
         if not isinstance(return_ctx, bool):
@@ -271,14 +273,11 @@ class Selector(Operation):
         columns = source.read_fields(read, positions, bulk)
         if columns is None:
             return None
-        found: dict[str, Sequence[Any]] = dict(zip(read, columns, strict=True))
-        for name in self.names:
-            if name == "ordinal":
-                found.setdefault(name, list(bulk.ordinals))
-            elif name == "is_padding":
-                found.setdefault(name, [ordinal >= bulk.size for ordinal in bulk.ordinals])
-            elif name not in found:
-                return None
+        found: dict[str, Sequence[Any]] = {"ordinal": bulk.ordinals, **dict(zip(read, columns, strict=True))}
+        if "is_padding" in self.names:
+            found.setdefault("is_padding", [ordinal >= bulk.size for ordinal in bulk.ordinals])
+        if not found.keys() >= set(self.names):
+            return None
         parts = [found[name] for name in self.names]
         if self.form.kind == "bare":
             return list(parts[0])
@@ -297,23 +296,16 @@ class Selector(Operation):
                 reject_field(name, "The source", known)
 
 
-def _reject_names(names: Any) -> NoReturn:
-    is_list = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-    hint = f" Write `.select({' '.join(names)!r})`." if is_list else ""
-    raise TypeError(f"`select` takes names in one string, like `.select('x y')`, but got {names!r}.{hint}")
-
-
-def _part(entry: Any, name: str) -> Any:
-    if not isinstance(entry, Mapping) or name not in entry:
-        reject_field(name, "That entry of the ctx", entry if isinstance(entry, Mapping) else ())
-    return entry[name]
-
-
 def _value(sample: Sample, name: str) -> Any:
     if name not in sample:
         if name in _SPECIAL:
             return _SPECIAL[name](sample)
         if name.startswith(_CTX):
-            entry, *within = name[len(_CTX) :].split(".")
-            return functools.reduce(_part, within, sample.recorded(entry))
+            first, *within = name.removeprefix(_CTX).split(".")
+            entry = sample.recorded(first)
+            for part in within:
+                if not isinstance(entry, Mapping) or part not in entry:
+                    reject_field(part, "That entry of the ctx", entry if isinstance(entry, Mapping) else ())
+                entry = entry[part]
+            return entry
     return sample[name]

@@ -44,8 +44,9 @@ class _Encoder:
         self._count(1)
         if type(value) in _NATIVE:
             return value
-        if isinstance(value, np.generic):
-            return self._number(value, path)
+        if isinstance(value, np.str_) or (isinstance(value, np.generic) and _is_exact(value.dtype)):
+            self.kinds[path] = type(value).__name__
+            return value.item()
         if type(value) is np.ndarray and _is_exact(value.dtype):
             return self._numbers(value, path, str(value.dtype))
         if type(value) is torch.Tensor and not value.is_complex() and value.layout == torch.strided:
@@ -57,12 +58,6 @@ class _Encoder:
         if type(value) is dict and all(type(key) is str and "/" not in key for key in value):
             return {key: self.plain(entry, _joined(path, key)) for key, entry in value.items()}
         raise _NotPlainError
-
-    def _number(self, value: np.generic, path: str) -> Any:
-        if not isinstance(value, np.str_) and not _is_exact(value.dtype):
-            raise _NotPlainError
-        self.kinds[path] = type(value).__name__
-        return value.item()
 
     def _numbers(self, value: Any, path: str, kind: str) -> Any:
         self._count(math.prod(value.shape))

@@ -56,12 +56,23 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
             "`ctx` must be the ctx of a sample, but is that of a batch. Use `kdpipes.delivery.split_ctx(ctx)`."
         )
     chain = _chain_of_samples(source_datapipe)
-    sample_key = _sample_key_of(ctx)
-    if isinstance(sample_or_key, Sample):
-        return chain.finish(_redone(sample_or_key, chain, sample_key))
-    if not isinstance(sample_or_key, str):
+    entry = ctx.get("draw", {})
+    if not isinstance(entry, Mapping) or not set(entry) <= {"seed", "epoch", "ordinal"}:
+        raise ChainError(f"The entry 'draw' of the ctx must be as kdpipes recorded it, but is {entry!r} instead.")
+    if not isinstance(ctx.get("early_draws", {}), Mapping):
+        raise ChainError("Entry 'early_draws' of the ctx has been changed. Pass the ctx as kdpipes recorded it.")
+    sample_key = SampleKey.from_entry(entry, replayed=ctx)
+    if isinstance(sample_or_key, str):
+        return _by_key(sample_or_key, chain, sample_key)
+    if not isinstance(sample_or_key, Sample):
         raise TypeError(must_be("sample_or_key", "a sample or its key", sample_or_key))
-    return _by_key(sample_or_key, chain, sample_key)
+    if sample_or_key.claimed_names or sample_or_key.is_recording:
+        raise ChainError("`sample_or_key` must be a sample as its source makes it, but this one has been changed.")
+    with using_key(sample_key):
+        made = sample_or_key.fork()
+        for pipe in _path_of(chain):
+            made = pipe.apply(made) if isinstance(pipe, SampleMapper) else made
+    return chain.finish(made)
 
 
 def _holds_tensors(ctx: Mapping[str, Any]) -> bool:
@@ -69,15 +80,6 @@ def _holds_tensors(ctx: Mapping[str, Any]) -> bool:
         isinstance(value, torch.Tensor) or (isinstance(value, Mapping) and _holds_tensors(value))
         for value in ctx.values()
     )
-
-
-def _sample_key_of(ctx: Mapping[str, Any]) -> SampleKey:
-    entry = ctx.get("draw", {})
-    if not isinstance(entry, Mapping) or not set(entry) <= {"seed", "epoch", "ordinal"}:
-        raise ChainError(f"The entry 'draw' of the ctx must be as kdpipes recorded it, but is {entry!r} instead.")
-    if not isinstance(ctx.get("early_draws", {}), Mapping):
-        raise ChainError("Entry 'early_draws' of the ctx has been changed. Pass the ctx as kdpipes recorded it.")
-    return SampleKey.from_entry(entry, replayed=ctx)
 
 
 def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
@@ -113,17 +115,6 @@ def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
             raise ChainError(f"{name} cannot be applied to one sample. Pass the key of a sample instead of a sample.")
         path.append(sources[0])
     return path[::-1]
-
-
-def _redone(sample: Sample, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Sample:
-    """Return a raw sample after all work pipes of a chain."""
-    if sample.claimed_names or sample.is_recording:
-        raise ChainError("`sample_or_key` must be a sample as its source makes it, but this one has been changed.")
-    with using_key(sample_key):
-        made = sample.fork()
-        for pipe in _path_of(chain):
-            made = pipe.apply(made) if isinstance(pipe, SampleMapper) else made
-    return made
 
 
 def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:

@@ -21,8 +21,8 @@ from kdpipes.core.randomness import SampleKey, borrowed_generator, generator
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
-from kdpipes.work.adapters import adapted
-from kdpipes.work.decode import DecodedImage, EncodedImage
+from kdpipes.work.adapters import adapted, as_pil
+from kdpipes.work.decode import EncodedImage
 from kdpipes.work.image_ops import Drawn, FieldKind, borrows_rng
 from kdpipes.work.joint import Fields, JointTransform, fields_of
 
@@ -121,27 +121,25 @@ class Transformer(Operation):
             if not is_lists or not views:
                 raise TypeError(must_be("views", "lists of callables, one list for each view", views))
             self._views = [_steps(f"views[{number}]", recipe, self._fields) for number, recipe in enumerate(views)]
-        used = frozenset(self._names)
-        steps = self._all_steps()
+        used, steps = frozenset(self.fields.names), self._all_steps()
+        recorded = (step.name for step, has_params in steps if has_params or step.parameters & {"ctx", "rng"})
         self.traits = Traits(
             needs=used,
             reads=used,
             changes=used,
             random=next((step.name for step in self.random_steps()), None),
-            records=next(
-                (step.name for step, has_params in steps if has_params or step.parameters & {"ctx", "rng"}), None
-            ),
+            records=next(recorded, None),
             seeds=tuple(step.name for step, has_params in steps if not has_params and is_seeded(step)),
         )
 
     def __call__(self, sample: Sample) -> Sample:
-        joint = self._fields
-        result = self._result(sample, sample.lazy(self.field) if joint is None else _together(sample, joint))
-        if joint is None:
-            sample[self.field] = result
+        if self._fields is None:
+            sample[self.field] = self._result(sample, sample.lazy(self.field))
             return sample
-        for place, name in enumerate(joint.names):
-            sample[name] = Lazy(partial(_part, place), result, what=f"applying transforms to field {name!r}")
+        result = self._result(sample, _together(sample, self._fields))
+        for place, name in enumerate(self._fields.names):
+            what = f"applying transforms to field {name!r}"
+            sample[name] = Lazy(lambda _, values, place=place: values[place], result, what=what)
         return sample
 
     def read_fields(
@@ -160,8 +158,8 @@ class Transformer(Operation):
             return columns
         number = list(names).index(self.field)
         for (step, has_params), place in zip(self._steps, places, strict=True):
-            values, what = columns[number], f"applying {step.name!r} to {self._what}"
-            columns[number] = _all_in_one(step, has_params, place, values, bulk, keys, what)
+            each = partial(made_of_each, bulk, keys=lambda: keys, what=f"applying {step.name!r} to {self._what}")
+            columns[number] = _all_in_one(step, has_params, place, columns[number], bulk, each)
         return columns
 
     def _result(self, sample: Sample, value: Lazy) -> Lazy:
@@ -202,10 +200,6 @@ class Transformer(Operation):
         """The names and kinds of the transformed fields."""
         return self._fields or fields_of((self.field,), None)
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return (self.field,) if self._fields is None else self._fields.names
-
     def drawing(self) -> tuple[str, ...]:
         steps = (step for step, has_params in self._all_steps() if not has_params and is_seeded(step))
         return tuple(step.name for step in steps if step.globals.is_seen)
@@ -216,7 +210,11 @@ class Transformer(Operation):
 
     def random_steps(self) -> list[Callback]:
         """Return the callables that are known to draw random numbers before they are called."""
-        return [step for step, has_params in self._all_steps() if _draws(step, has_params)]
+
+        def draws(step: Callback, has_params: bool) -> bool:
+            return has_params or "rng" in step.parameters if step.declares_random is None else step.declares_random
+
+        return [step for step, has_params in self._all_steps() if draws(step, has_params)]
 
     def _all_steps(self) -> list[_Step]:
         return [*self._steps, *(step for recipe in self._views or () for step in recipe)]
@@ -232,15 +230,6 @@ def _together(sample: Sample, fields: Fields) -> Lazy:
         return tuple(found[name] for name in names)
 
     return Lazy(collect, *map(sample.lazy, order), what=f"applying transforms to {fields}")
-
-
-def _part(place: int, sample: Sample, values: tuple[Any, ...]) -> Any:
-    return values[place]
-
-
-def _draws(step: Callback, has_params: bool) -> bool:
-    declared = step.declares_random
-    return has_params or "rng" in step.parameters if declared is None else declared
 
 
 def _steps(param: str, transforms: Sequence[Any], fields: Fields | None) -> list[_Step]:
@@ -270,7 +259,7 @@ def _in_one(
     step: Callback, place: str, view: str, is_recorded: bool, fields: Fields | None
 ) -> Callable[[Sample, Any], Any]:
     def run(sample: Sample, value: Any) -> Any:
-        values = [_plain(each) for each in ((value,) if fields is None else value)]
+        values = [as_pil(each) for each in ((value,) if fields is None else value)]
         try:
             made = call_seeded(step, sample, place, *values, ctx=_ctx_of(sample, view) if is_recorded else None)
         except Exception as error:
@@ -292,19 +281,12 @@ def _is_bulk_step(step: Callback) -> bool:
 
 
 def _all_in_one(
-    step: Callback,
-    has_params: bool,
-    place: str,
-    values: Sequence[Any],
-    bulk: Bulk,
-    keys: Sequence[str],
-    what: str,
+    step: Callback, has_params: bool, place: str, values: Sequence[Any], bulk: Bulk, each: Callable[..., list[Any]]
 ) -> list[Any]:
-    """Return the results of a callable for the values of many samples."""
-    each = partial(made_of_each, bulk, keys=lambda: keys, what=what)
+    """Return the results of a callable for the values of many samples. `each` calls a function for each of them."""
     if has_params:
         return _in_threads_of(step.function, each)(_drawing(step, place), values, bulk.keys())
-    function, plain = step.function, map(_plain, values)
+    function, plain = step.function, map(as_pil, values)
     if "rng" in step.parameters:
         made = each(lambda value, key: function(value, rng=key.rng(place)), plain, bulk.keys())
     else:
@@ -328,10 +310,6 @@ def _drawing(step: Callback, place: str) -> Callable[[Any, SampleKey], Any]:
         return made if made is not None else _made(made, value, step)
 
     return run
-
-
-def _plain(value: Any) -> Any:
-    return value.to_pil() if isinstance(value, EncodedImage | DecodedImage) else value
 
 
 def _made_of_all(made: Any, values: list[Any], step: Callback, fields: Fields) -> tuple[Any, ...]:
