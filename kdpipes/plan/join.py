@@ -125,19 +125,17 @@ class JoinerMapDataPipe(PlanPipe):
                 )
         partners = np.asarray([places.get(self._on(key), -1) for key in keys], dtype=np.int64)
         missing = np.flatnonzero(partners < 0)
-        if self._how == "inner":
-            if len(missing) == len(keys) > 0 and others:
-                raise DataError(
-                    f"`join` finds no common key: those of the source are like {keys[0]!r}, those of the other source "
-                    f"like {others[0]!r}. `on=` takes a key of either source, and returns what must be equal."
-                )
-            if len(missing):
-                named = ", ".join(repr(keys[place]) for place in missing[:_NUM_NAMED])
-                text = f"`join` leaves out {len(missing)} of {len(keys)} samples, which the other source lacks: {named}"
-                warnings.warn(text + (", ..." if len(missing) > _NUM_NAMED else "."), stacklevel=2)
-            chosen = np.flatnonzero(partners >= 0)
-        else:
-            chosen = np.arange(len(keys))
+        is_inner = self._how == "inner"
+        if is_inner and others and len(missing) == len(keys) > 0:
+            raise DataError(
+                f"`join` finds no common key: those of the source are like {keys[0]!r}, those of the other source "
+                f"like {others[0]!r}. `on=` takes a key of either source, and returns what must be equal."
+            )
+        if is_inner and len(missing):
+            named = ", ".join(repr(keys[place]) for place in missing[:_NUM_NAMED])
+            text = f"`join` leaves out {len(missing)} of {len(keys)} samples, which the other source lacks: {named}"
+            warnings.warn(text + (", ..." if len(missing) > _NUM_NAMED else "."), stacklevel=2)
+        chosen = np.flatnonzero(partners >= 0) if is_inner else np.arange(len(keys))
         self._partners = Shared(partners[chosen].astype(smallest_int(len(others))))
         return chosen.astype(smallest_int(len(keys)))
 
@@ -152,8 +150,8 @@ class JoinerMapDataPipe(PlanPipe):
         partner = int(self.partners()[index])
         if partner < 0:
             added = self._added()
-            for name in self._names_in(self._any_of_other()) if added is None else added:
-                sample[name] = None
+            names = self._names_in(self._any_of_other()) if added is None else added
+            sample.update(dict.fromkeys(names))
             return sample
         with planning(0):
             other = self.other.fetch(partner)
@@ -189,10 +187,9 @@ class JoinerMapDataPipe(PlanPipe):
             return super().column(name)
         column, partners = self.other.column(name), self.partners()
         if not (partners < 0).any():
-            found: NDArray[Any] = column[partners]
-            return found
-        values = column.tolist()
-        return as_column([None if place < 0 else values[place] for place in partners.tolist()])
+            return column[partners]  # type: ignore[no-any-return]
+        values = [*column.tolist(), None]
+        return as_column([values[place] for place in partners.tolist()])  # the last one for -1
 
     def has_column(self, name: str) -> bool:
         added = self._added()
@@ -213,8 +210,7 @@ class JoinerMapDataPipe(PlanPipe):
 
     def _partners_of(self, index: NDArray[Any]) -> NDArray[Any]:
         partners = self.partners()[index]
-        found: NDArray[Any] = partners[partners >= 0]
-        return found
+        return partners[partners >= 0]  # type: ignore[no-any-return]
 
 
 reject_flavour("join", flavour="iter", hint="Streams have no positions: `kdp.open_shards` is indexed.")

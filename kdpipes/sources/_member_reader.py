@@ -42,9 +42,6 @@ class Habit:
         self._is_begun = False
         self._waiting: list[NDArray[Any]] = []
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Habit, ()
-
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the positions to prefetch: the first ones at once, later ones when a field has been read."""
         if not self.fields and self._is_begun:
@@ -168,10 +165,8 @@ class MemberReader:
     def _begin(self, catalog: Catalog, orders: Sequence[Order]) -> None:
         """Choose how to read an epoch.
 
-        Args:
-            catalog: The places of all members.
-            orders: The orders of the epoch, one for each place of this source in the chain and each thread. They are
-                empty if the epoch does not go shard by shard.
+        There is an order for each place of this source in the chain and each thread. It is empty if the epoch does not
+        go shard by shard.
         """
         is_cached = np.array([self._is_cached(url) for url in catalog.urls], dtype=bool)
         surveys = {survey.digest: survey for survey in (Survey(catalog.shards, is_cached, order) for order in orders)}

@@ -95,13 +95,13 @@ class IdReaderMapDataPipe(MapPipe):
         return len(self._ids.value)
 
     def fetch(self, index: int) -> Sample:
-        name = self._ids.value[index]
-        load = self._load
+        name, load, files = self._ids.value[index], self._load, self._files
         fields: dict[str, Any] = {"x": Lazy(lambda sample: load(name), what="loading field 'x'")}
         if self._labels is not None:
-            fields["y"] = self._labels.value[index]
-            fields["y"] = fields["y"].item() if isinstance(fields["y"], np.generic) else fields["y"]
-        return Sample(fields, key=identity_of(str(name)), index=index, version=lambda: self._version_of(name))
+            label = self._labels.value[index]
+            fields["y"] = label.item() if isinstance(label, np.generic) else label
+        version = "" if files is None else lambda: file_stamp(files.path_of(name))
+        return Sample(fields, key=identity_of(str(name)), index=index, version=version)
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
         ids = [self._ids.value[index] for index in positions.tolist()]
@@ -125,9 +125,6 @@ class IdReaderMapDataPipe(MapPipe):
     def prefetch(self, order: Order) -> None:
         if self._files is not None:
             self._files.prefetch(order, self._ids.value)
-
-    def _version_of(self, name: Any) -> str:
-        return "" if self._files is None else file_stamp(self._files.path_of(name))
 
     def has_column(self, name: str) -> bool:
         return name == "y" and self._labels is not None

@@ -19,7 +19,7 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import UNLABELLED
 from kdpipes.sources.from_ids import IdReaderMapDataPipe
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.files import open_url
+from kdpipes.storage.files import read_url
 from kdpipes.storage.urls import identity_of, is_local, join_url, path_of
 
 try:
@@ -156,12 +156,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
 
 
 class _Texts(Sequence[str]):
-    """A column of Arrow as a sequence of text, each made when it is asked for.
-
-    Args:
-        values: The column.
-        folder: The folder that relative paths start from.
-    """
+    """A column of Arrow as a sequence of text, each made when it is read. Relative paths start from `folder`."""
 
     def __init__(self, values: Any, folder: str = "") -> None:
         self.values, self._folder = values, folder
@@ -228,13 +223,13 @@ def _read(url: str, *, header: bool) -> Any:
     if suffix not in suffixes:
         raise ValueError(must_be("table", f"a file that ends in {', '.join(suffixes)}", url))
     try:
-        with open_url(url) as file:
-            if suffix == ".parquet":
-                return pyarrow.parquet.read_table(pa.BufferReader(file.read()))
-            options = pyarrow.csv.ReadOptions(autogenerate_column_names=not header)
-            parsing = pyarrow.csv.ParseOptions(delimiter=_DELIMITERS[suffix], newlines_in_values=True)
-            converting = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # an empty label is a missing one
-            return pyarrow.csv.read_csv(file, options, parsing, converting)
+        file = pa.BufferReader(read_url(url))
+        if suffix == ".parquet":
+            return pyarrow.parquet.read_table(file)
+        options = pyarrow.csv.ReadOptions(autogenerate_column_names=not header)
+        parsing = pyarrow.csv.ParseOptions(delimiter=_DELIMITERS[suffix], newlines_in_values=True)
+        converting = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # an empty label is a missing one
+        return pyarrow.csv.read_csv(file, options, parsing, converting)
     except pa.ArrowInvalid as error:
         raise DataError(
             f"{url!r} is not a table that pyarrow can read: {error}. Check the file, or pass a table."

@@ -126,7 +126,8 @@ def _reject(pipeline: DataPipeline) -> None:
         if reason is not None:
             raise ChainError(f"Every worker must read the same stream, but {_named(stage)} {reason}.")
         is_behind_splitters |= isinstance(stage, (filters.FilterFunction, *_OPENERS))
-        if inspect.isroutine(_function_of(stage)) and not is_behind_splitters and not _is_splitter(stage):
+        called = _function_of(stage)
+        if inspect.isroutine(called) and not is_behind_splitters and called not in _SPLITTERS:
             raise ChainError(
                 f"`deal` decides which worker gets which sample, but {_named(stage)} may split the shards as well, and "
                 "samples would be lost. Make the dataset with `nodesplitter=None, workersplitter=None`."
@@ -144,10 +145,6 @@ def _function_of(stage: Any) -> Any:
     return stage.func if isinstance(stage, functools.partial) else getattr(stage, "f", stage)
 
 
-def _is_splitter(stage: Any) -> bool:
-    return any(_function_of(stage) is splitter for splitter in _SPLITTERS)
-
-
 def _names_of(pipeline: DataPipeline) -> dict[str, str]:
     """Return the names of the shards in keys, by URL."""
     source: Any = pipeline.pipeline[0] if pipeline.pipeline else None
@@ -162,8 +159,10 @@ def _of_epoch(pipeline: DataPipeline, *place: int) -> Any:
     made = copy.copy(pipeline)
     made.pipeline = []
     for number, stage in enumerate(pipeline.pipeline):
-        made.pipeline += [] if _is_splitter(stage) else [_stage_of_epoch(stage, *place, number)]
-        made.pipeline += [_closing] if isinstance(stage, _OPENERS) else []
+        if _function_of(stage) not in _SPLITTERS:
+            made.pipeline.append(_stage_of_epoch(stage, *place, number))
+        if isinstance(stage, _OPENERS):
+            made.pipeline.append(_closing)
     return made
 
 

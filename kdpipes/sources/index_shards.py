@@ -49,8 +49,8 @@ def index_shards(
     written into one object for each folder, `kdpipes.index`, so that many shards open with a few requests.
 
     Sixteen remote shards, or four local ones, are indexed at a time. Existing indexes are replaced, and their columns
-    are kept. If the up-to-date index of a remote shard lacks only some
-    columns, and its members are large, only the members that these columns need are read.
+    are kept. If the up-to-date index of a remote shard lacks only some columns, and its members are large, only the
+    members that these columns need are read.
 
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges or globs.

@@ -153,19 +153,16 @@ class RecordReaderMapDataPipe(MapPipe):
         places: Any = records.fields[name]
         part, offset, size = int(records.parts[index]), int(places.offsets[index]), int(places.sizes[index])
         path = records.paths[part]
+        is_due = self._verify == "always" or (self._verify == "once" and not self._verified.has(name, index))
         try:
             view = self._files.view(path, offset, size, records.sizes[part])
-            return self._decoded(view, name, index, int(places.checksums[index]))
+            content = bytes(view) if len(view) < mmap.PAGESIZE else view  # LMDB aligns only large ones
+            if is_due and checksum_of([content]) != int(places.checksums[index]):
+                raise DataError("it differs from the index of the part.")
+            value = decode(content, verify=is_due)
         except DataError as error:
             where = f"Field {name!r} of sample {records.keys[index]!r} in {path!r} at offset {offset}"
             raise DataError(f"{where}: {error}") from error
-
-    def _decoded(self, view: memoryview, name: str, index: int, checksum: int) -> Any:
-        is_due = self._verify == "always" or (self._verify == "once" and not self._verified.has(name, index))
-        content = bytes(view) if len(view) < mmap.PAGESIZE else view  # LMDB aligns only large ones
-        if is_due and checksum_of([content]) != checksum:
-            raise DataError("it differs from the index of the part.")
-        value = decode(content, verify=is_due)
         if is_due and self._verify == "once":
             self._verified.add(name, index, len(self))
         return value

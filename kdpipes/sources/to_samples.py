@@ -60,13 +60,11 @@ class Recipe(Fingerprinted):
         return Sample(self._all_fields(_without_files(item)), key=key, index=index, version=version)
 
     def _all_fields(self, item: Any) -> dict[str, Any]:
-        if self._functions:
-            functions = self._functions.items()
-            fields: dict[str, Any] = {name: computed(one, item, f"computing field {name!r}") for name, one in functions}
-        else:
-            fields = self._fields(item)
+        functions = self._functions.items()
+        fields: dict[str, Any] = {name: _computed(one, item, f"computing field {name!r}") for name, one in functions}
+        fields = fields or self._fields(item)
         if self._label is not None:
-            fields["y"] = computed(self._label, item, "computing the label")
+            fields["y"] = _computed(self._label, item, "computing the label")
         if self.class_names is not None and "y" in fields:
             label = fields["y"]
             fields["y"] = numbered(label if isinstance(label, Lazy) else Loaded(label), self.class_names)
@@ -83,22 +81,18 @@ class Recipe(Fingerprinted):
         if isinstance(item, _PathAndContent) and self._names is None:
             return {"x": item[1]}
         if isinstance(item, tuple | list):
-            return self._named(item)
+            if self._names is None or len(self._names) != len(item):
+                raise ChainError(f'An item has {len(item)} parts; name each of them: `.to_samples(fields="x y ...")`.')
+            return dict(zip(self._names, item, strict=True))
         return {self._only_name(None, item): item}
 
     def _chosen(self, known: dict[str, Any]) -> dict[str, Any]:
         if self._names is None:
             return known
-        names = self._names
-        missing = next((name for name in names if name not in known), None)
+        missing = next((name for name in self._names if name not in known), None)
         if missing is not None:
             raise ChainError(f"`fields` names {missing!r}, but an item has only {', '.join(map(repr, known))}.")
-        return {name: known[name] for name in names}
-
-    def _named(self, item: tuple[Any, ...] | list[Any]) -> dict[str, Any]:
-        if self._names is None or len(self._names) != len(item):
-            raise ChainError(f'An item has {len(item)} parts; name each of them: `.to_samples(fields="x y ...")`.')
-        return dict(zip(self._names, item, strict=True))
+        return {name: known[name] for name in self._names}
 
     def _only_name(self, default: str | None, item: Any = None) -> str:
         names = self._names or ([default] if default else [])
@@ -107,10 +101,10 @@ class Recipe(Fingerprinted):
         return names[0]
 
 
-def computed(function: Callback, item: Any, what: str) -> Lazy:
+def _computed(function: Callback, item: Any, what: str) -> Lazy:
     """Return the result of a function of an item, which is called when the value is read."""
     if isinstance(item, Sample):
-        return Lazy(lambda earlier: function(earlier), what=what, scope=item.scope())
+        return Lazy(function, what=what, scope=item.scope())
     return Lazy(lambda sample: function(item), what=what)
 
 

@@ -329,12 +329,7 @@ def _as_planes(rows: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(rows if rows.flags.writeable else rows.copy()).permute(2, 0, 1)
 
 
-register_type(
-    "EncodedImage",
-    EncodedImage,
-    EncodedImage.as_plain,
-    lambda plain: EncodedImage(*plain),
-)
+register_type("EncodedImage", EncodedImage, EncodedImage.as_plain, lambda plain: EncodedImage(*plain))
 
 
 def _image_of(plain: Any) -> DecodedImage:

@@ -40,17 +40,17 @@ class Fields(NamedTuple):
 
     def size(self, values: tuple[Any, ...]) -> tuple[int, int]:
         """Return the width and height of the images and masks. Raise DataError if they differ."""
+        known: list[tuple[str, tuple[int, int]]] = []
         for name, kind, value in zip(self.names, self.kinds, values, strict=True):
             if kind == "other" and isinstance(value, Image.Image | EncodedImage | DecodedImage):
                 raise TypeError(
                     f'Field {name!r} of a joint transform holds an image, but is of kind "other", which is not '
                     f'transformed. Write `kinds={{{name!r}: "mask"}}`, or "image".'
                 )
-        known = [
-            (name, _size_of(value, kind))
-            for name, kind, value in zip(self.names, self.kinds, values, strict=True)
-            if kind in ("image", "mask")
-        ]
+            if kind in ("image", "mask"):
+                is_plane = isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.dim() == 2)
+                owner = f"a joint transform of {kind}s"
+                known.append((name, (value.shape[1], value.shape[0]) if is_plane else size_of(value, owner)))
         for name, size in known[1:]:
             if size != known[0][1]:
                 sizes = [f"{name!r} is {width} x {height}" for name, (width, height) in (known[0], (name, size))]
@@ -127,18 +127,10 @@ class JointTransform:
 
     def apply(self, values: tuple[Any, ...], params: dict[str, Any]) -> tuple[Any, ...]:
         """Return all values after the transform that `params` describe."""
-        size = self._fields.size(values)
-        return tuple(
-            self._applied(kind, value, params, size) for kind, value in zip(self._fields.kinds, values, strict=True)
-        )
-
-    def _applied(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        if kind == "image":
-            return self._transform.apply(value, params)
-        return value if kind == "other" else self._transform.apply_to(kind, value, params, size)
-
-
-def _size_of(value: Any, kind: FieldKind) -> tuple[int, int]:
-    if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.dim() == 2):
-        return value.shape[1], value.shape[0]
-    return size_of(value, f"a joint transform of {kind}s")
+        size, made = self._fields.size(values), list(values)
+        for place, (kind, value) in enumerate(zip(self._fields.kinds, values, strict=True)):
+            if kind == "image":
+                made[place] = self._transform.apply(value, params)
+            elif kind != "other":
+                made[place] = self._transform.apply_to(kind, value, params, size)
+        return tuple(made)

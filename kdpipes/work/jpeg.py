@@ -200,10 +200,8 @@ def _load_turbojpeg() -> JpegDecoder | None:
             _declare(library)
         except (OSError, AttributeError) as error:  # it is missing or older
             if _LIBRARY in os.environ:
-                text = (
-                    f"{_LIBRARY} is not the path of libjpeg-turbo 3, so JPEGs are decoded by another library: {error}."
-                )
-                warnings.warn(text, stacklevel=2)
+                what = f"{_LIBRARY} is not the path of libjpeg-turbo 3"
+                warnings.warn(f"{what}, so JPEGs are decoded by another library: {error}.", stacklevel=2)
             continue
         version = os.path.basename(os.path.realpath(path))  # noqa: PTH119
         return JpegDecoder("turbojpeg", version, partial(_Turbojpeg, library))
@@ -240,14 +238,10 @@ def _declare(library: Any) -> None:
         function.restype, function.argtypes = result, arguments
 
 
-_LOADERS: dict[str, Callable[[], JpegDecoder | None]] = {"turbojpeg": _load_turbojpeg, "simplejpeg": _load_simplejpeg}
-
-
 @cache
 def find_decoders() -> dict[str, JpegDecoder]:
     """Return the installed decoders by name, the fastest first."""
-    found = {name: load() for name, load in _LOADERS.items()}
-    return {name: known for name, known in found.items() if known is not None}
+    return {found.name: found for found in (_load_turbojpeg(), _load_simplejpeg()) if found is not None}
 
 
 def decoder(backend: Backend) -> JpegDecoder | None:
