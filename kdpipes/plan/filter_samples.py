@@ -37,12 +37,7 @@ class _Rule:
         self.keep = Callback("keep", keep)
 
     def mask(self, values: list[NDArray[Any]], size: int) -> NDArray[np.bool_]:
-        """Return which of `size` samples to keep.
-
-        Args:
-            values: One array `[size]` for each column.
-            size: The number of samples.
-        """
+        """Return which of `size` samples to keep. `values` are an array `[size]` for each column."""
         try:
             mask = np.asarray(self.keep(*values))
         except ValueError as error:

@@ -63,15 +63,7 @@ def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares:
 
 
 class PartTakerMapDataPipe(PlanPipe):
-    """One part of `kdp.split`.
-
-    Args:
-        source_datapipe: An indexed pipe of samples.
-        part: The number of the part, from 0.
-        ends: Where each part ends, as a cumulative share, from above 0 to 1.
-        by: What decides in which part a sample lies.
-        seed: The seed of the division.
-    """
+    """One part of `kdp.split`: the one with the number `part`. `ends` are cumulative shares, from above 0 to 1."""
 
     def __init__(self, source_datapipe: MapPipe, part: int, ends: tuple[float, ...], by: str, seed: int) -> None:
         if not isinstance(by, str) or not by:
@@ -80,15 +72,14 @@ class PartTakerMapDataPipe(PlanPipe):
         self._part, self._ends, self._by, self._split_seed = part, ends, by, check_seed(seed)
 
     def plan(self, epoch: int) -> NDArray[Any]:
-        bounds = (self._ends[self._part - 1] if self._part else 0.0, self._ends[self._part])
-        if self._by != "y":
-            drawn = hash_values(self.source.column(self._by), hash_key("split", self._split_seed))
-            lower, upper = (np.uint64(min(int(bound * 2**64), 2**64 - 1)) for bound in bounds)
-            is_last = self._part == len(self._ends) - 1
-            chosen = np.flatnonzero((drawn >= lower) & ((drawn < upper) | is_last))
-            return chosen.astype(smallest_int(len(drawn)))
-        labels = labels_of(self.source, "split")
-        return take_stratum(labels, *bounds, key=hash_key("split", self._split_seed))
+        bounds, key = (0.0, *self._ends)[self._part : self._part + 2], hash_key("split", self._split_seed)
+        if self._by == "y":
+            return take_stratum(labels_of(self.source, "split"), *bounds, key=key)
+        drawn = hash_values(self.source.column(self._by), key)
+        lower, upper = (np.uint64(min(int(bound * 2**64), 2**64 - 1)) for bound in bounds)
+        is_last = self._part == len(self._ends) - 1
+        chosen = np.flatnonzero((drawn >= lower) & ((drawn < upper) | is_last))
+        return chosen.astype(smallest_int(len(drawn)))
 
 
 note_name(PartTakerMapDataPipe, "split")

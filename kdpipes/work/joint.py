@@ -85,12 +85,8 @@ class JointTransform:
     """A transform with the methods of `RecordedTransform`, drawn once for all fields.
 
     `apply` transforms images; `apply_to(kind, value, params, size)` transforms masks, boxes and points, where `size` is
-    the width and height of the images before the transform. Other fields are left unchanged.
-
-    Args:
-        transform: The transform.
-        fields: The fields, whose values it gets as a tuple.
-        param: The name of the parameter for `transform`, for errors.
+    the width and height of the images before the transform. Other fields are left unchanged. The values of the fields
+    are a tuple.
     """
 
     def __init__(self, transform: Any, fields: Fields, param: str = "transform") -> None:

@@ -96,11 +96,7 @@ def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
 
 
 def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
-    """Return the pipes of a chain from its source on, without what the source itself reads from.
-
-    Raises:
-        ChainError: The chain has several sources, or pipes that are not of kdpipes.
-    """
+    """Return the pipes of a chain from its source on, without those that the source itself reads from."""
     path: list[Any] = [chain]
     while any(
         isinstance(pipe, MapPipe | IterPipe) for source in upstream_of(path[-1]) for pipe in Chain.of(source).pipes
