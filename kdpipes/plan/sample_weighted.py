@@ -123,6 +123,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         return isinstance(self._weights, Callback) or isinstance(self._temperature, Callback)
 
     def _drawn(self, number: int, shares: NDArray[Any], epoch: int) -> NDArray[Any]:
+        # Epoch 0 draws what `default_rng(seed)` draws.
         seeds = np.random.SeedSequence(self._choice_seed, spawn_key=(epoch,) if epoch else ())
         return draw_weighted(np.random.default_rng(seeds), shares, number, replacement=self._replacement)
 

@@ -44,6 +44,7 @@ class Habit:
 
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the positions to prefetch: the first ones at once, later ones when a field has been read."""
+        # Until then, it is unknown which fields are needed, and all of them may be many times as many bytes.
         if not self.fields and self._is_begun:
             self._waiting = [*self._waiting, positions][-_KEPT:]
             return []
@@ -109,7 +110,7 @@ class MemberReader:
                 self._expected = (*self._expected, order)
             return
         with using(self._access):
-            with self._lock:
+            with self._lock:  # the first thread chooses how to read the epoch, and the others wait for it
                 expected, self._expected = self._expected, ()
                 if expected and self._fetch != "members":
                     self._begin(catalog, expected)

@@ -153,7 +153,7 @@ class _Adapter(ABC, Fingerprinted):
     def __init__(self, transform: Any, fields: Fields | None = None) -> None:
         self._transform = transform
         self._fields = fields
-        self._local = threading.local()
+        self._local = threading.local()  # units hold the state of a call, so each thread has its own
         self.__name__ = type(transform).__name__
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -222,6 +222,7 @@ class _AlbumentationsUnit(_Unit):
         return self._record({"force_apply": True} if force_apply else {}, data)
 
     def __getattr__(self, name: str) -> Any:
+        # A composition reads the probability, the targets and the random state of its parts.
         return getattr(self.__dict__["_transform"], name)
 
     def again(self, value: Any, step: dict[str, Any]) -> Any:
