@@ -19,7 +19,7 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import UNLABELLED
 from kdpipes.sources.from_ids import IdReaderMapDataPipe
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.files import read_url
+from kdpipes.storage.files import naming, read_url
 from kdpipes.storage.urls import identity_of, is_local, join_url, path_of
 
 try:
@@ -222,14 +222,16 @@ def _read(url: str, *, header: bool) -> Any:
     suffixes = (".parquet", *_DELIMITERS)
     if suffix not in suffixes:
         raise ValueError(must_be("table", f"a file that ends in {', '.join(suffixes)}", url))
+    with naming(url):
+        opened = pa.OSFile(url) if is_local(url) else pa.BufferReader(read_url(url))
     try:
-        file = pa.BufferReader(read_url(url))
-        if suffix == ".parquet":
-            return pyarrow.parquet.read_table(file)
-        options = pyarrow.csv.ReadOptions(autogenerate_column_names=not header)
-        parsing = pyarrow.csv.ParseOptions(delimiter=_DELIMITERS[suffix], newlines_in_values=True)
-        converting = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # an empty label is a missing one
-        return pyarrow.csv.read_csv(file, options, parsing, converting)
+        with opened as file:
+            if suffix == ".parquet":
+                return pyarrow.parquet.read_table(file)
+            options = pyarrow.csv.ReadOptions(autogenerate_column_names=not header)
+            parsing = pyarrow.csv.ParseOptions(delimiter=_DELIMITERS[suffix], newlines_in_values=True)
+            converting = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # an empty label is a missing one
+            return pyarrow.csv.read_csv(file, options, parsing, converting)
     except pa.ArrowInvalid as error:
         raise DataError(
             f"{url!r} is not a table that pyarrow can read: {error}. Check the file, or pass a table."

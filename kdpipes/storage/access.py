@@ -15,7 +15,7 @@ from fsspec.utils import tokenize
 
 from kdpipes.core.errors import is_number, must_be
 
-__all__ = ["DEFAULT_S", "Access", "Threads", "check_timeout", "current_access", "time_limit", "using"]
+__all__ = ["DEFAULT_S", "Access", "Threads", "check_timeout", "current_access", "using"]
 
 DEFAULT_S = 30.0  # the time limit of a request
 
@@ -63,8 +63,6 @@ class Access:
 
 
 class _AccessOfThread(threading.local):
-    """The access of a thread."""
-
     access = Access()
 
 
@@ -84,11 +82,6 @@ def using(access: Access) -> Iterator[None]:
         yield
     finally:
         _own.access = before
-
-
-def time_limit() -> float | None:
-    """Return how many seconds this thread waits for an answer; None means for ever."""
-    return _own.access.timeout_s
 
 
 class Threads:

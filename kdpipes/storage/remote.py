@@ -27,12 +27,10 @@ from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import (
     NUM_SILENT,
     SilenceError,
-    answer_of,
     ask,
     hedged,
     in_time,
     retried,
-    waiting,
     what_went_wrong,
 )
 from kdpipes.storage.urls import is_local
@@ -195,29 +193,22 @@ class RangeReader:
         if known is None or request is None:
             return bytes(self._read_now(span))
         try:
-            content = answer_of(request.coming, span.url, known.stop - known.start)
-        except Exception as error:  # a request for many spans that failed may succeed for one
+            content = request.coming.result()
+        except Exception:
             with self._lock:
                 if self._ahead.get(known) is request:
                     self._remove(known)
-            is_silent = isinstance(error, SilenceError)
-        else:
-            with self._lock:
-                if self._ahead.get(known) is request:
-                    self._note_read(known, request)
-            if self._read_file is not None:
-                return bytes(content)
-            return bytes(content[span.start - known.start : span.stop - known.start])
-        return bytes(self._read_now(span, num_silent=1 if is_silent else NUM_SILENT))
+            # A request for many spans that failed may succeed for one. Its try and this one are all that may time out.
+            return bytes(self._read_now(span, num_silent=1))
+        with self._lock:
+            if self._ahead.get(known) is request:
+                self._note_read(known, request)
+        if self._read_file is not None:
+            return bytes(content)
+        return bytes(content[span.start - known.start : span.stop - known.start])
 
     def _read_now(self, span: Span, num_silent: int = NUM_SILENT) -> Content:
-        if self._read_file is not None:
-            return self._read_file(span)
-        return read_range(span) if num_silent == NUM_SILENT else read_range(span, num_silent=num_silent)
-
-    def _read_ahead(self, span: Span) -> Content:
-        with waiting():  # the thread that wants the span watches the time
-            return self._read_now(span)
+        return read_range(span, num_silent=num_silent) if self._read_file is None else self._read_file(span)
 
     def _covering(self, span: Span) -> Span | None:
         if span in self._ahead:
@@ -262,7 +253,7 @@ class RangeReader:
 
     def _add(self, span: Span) -> None:
         assert self._threads is not None
-        self._ahead[span] = _Request(self._threads.submit(partial(self._read_ahead, span)))
+        self._ahead[span] = _Request(self._threads.submit(partial(self._read_now, span, 1)))
         insort(self._by_url.setdefault(span.url, []), span)
         self._longest = max(self._longest, span.stop - span.start)
         self._num_bytes += span.stop - span.start

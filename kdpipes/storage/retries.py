@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
-from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from kdpipes.core.errors import masked
-from kdpipes.storage.access import current_access, time_limit, using
+from kdpipes.storage.access import current_access, using
 from kdpipes.storage.filesystems import PrivateHostError
 from kdpipes.storage.object_store import ObjectFiles
 
@@ -26,14 +25,12 @@ __all__ = [
     "NUM_TRIES",
     "NUM_TRIES_WITH_COPY",
     "SilenceError",
-    "answer_of",
     "ask",
     "hedged",
     "in_time",
     "is_missing",
     "is_rejected",
     "retried",
-    "waiting",
     "what_went_wrong",
 ]
 
@@ -168,25 +165,6 @@ def _is_rejection(error: BaseException) -> bool:
     return is_known or isinstance(error, PermissionError)
 
 
-class _WaitsOfThread(threading.local):
-    """Whether a thread itself may wait without a limit."""
-
-    waits = False
-
-
-_own = _WaitsOfThread()
-
-
-@contextmanager
-def waiting() -> Iterator[None]:
-    """Let this thread wait without a limit, because the thread that wants its result watches the time."""
-    before, _own.waits = _own.waits, True
-    try:
-        yield
-    finally:
-        _own.waits = before
-
-
 def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, **kwargs: Any) -> Any:
     """Call a method of a file system within the time limit.
 
@@ -201,15 +179,16 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
     Raises:
         SilenceError: It takes longer than the time limit.
     """
+    seconds = current_access().timeout_s
     if isinstance(filesystem, ObjectFiles):
         try:
-            answer = filesystem.attempt(method, time_limit(), *args, **kwargs)
+            answer = filesystem.attempt(method, seconds, *args, **kwargs)
         except _TIMEOUTS as error:
-            raise _silence(url, time_limit() or math.inf) from error
+            raise _silence(url, seconds or math.inf) from error
         if answer is not NotImplemented:
             return answer
         filesystem = filesystem.filesystem
-    call, seconds = getattr(filesystem, method), time_limit()
+    call = getattr(filesystem, method)
     # fsspec generates the synchronous methods of asynchronous file systems; only these take a timeout.
     is_generated = getattr(filesystem, "async_impl", False) and method in vars(filesystem)
     if seconds is None or not is_generated:
@@ -234,9 +213,10 @@ def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Resul
     Raises:
         SilenceError: It takes longer than the time limit.
     """
-    if time_limit() is None or _own.waits:
+    seconds = current_access().timeout_s
+    if seconds is None:
         return action()
-    future: Future[Result] = Future()
+    limit, future = seconds + num_bytes / _SLOWEST, Future[Result]()
 
     def answer() -> None:
         try:
@@ -245,21 +225,10 @@ def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Resul
             future.set_exception(error)
 
     threading.Thread(target=answer, name="kdpipes-request", daemon=True).start()
-    return answer_of(future, url, num_bytes)
-
-
-def answer_of(future: Future[Result], url: str, num_bytes: int = 0) -> Result:
-    """Return the result of another thread's request, which has the time limit from now on.
-
-    Raises:
-        SilenceError: It takes longer than the time limit.
-    """
-    seconds = time_limit()
-    limit = None if seconds is None else seconds + num_bytes / _SLOWEST
     try:
         return future.result(limit)
     except NotDone as error:
-        if limit is None or future.done():  # the request itself raised a TimeoutError
+        if future.done():  # the request itself raised a TimeoutError
             raise
         raise _silence(url, limit) from error
 

@@ -21,7 +21,7 @@ from kdpipes.core.errors import DataError
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import ColumnBuilder
 from kdpipes.storage.decoding import INTEGER, NUMBERS
-from kdpipes.storage.files import Version, open_url
+from kdpipes.storage.files import Version, open_local
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import BrokenStreamError, NoRangesError, RemoteStream, Span, read_range
 from kdpipes.storage.shard_index import IndexBuilder, Places, ShardIndex
@@ -101,15 +101,15 @@ def compression_of(url: str) -> str | None:
 @contextmanager
 def _opened(url: str, compression: str | None, open_stream: Callable[[str], RemoteStream]) -> Iterator[Any]:
     """Open a tar; remote ones are unpacked locally, so that reading can continue where a request broke off."""
-    if is_local(url):
-        with open_url(url, compression=compression) as file:
-            yield file
-        return
     unpack = None if compression is None else compr.get(compression)
     if compression is not None and unpack is None:
         raise DataError(f"{url!r} cannot be read: Compression type {compression} not supported")
-    with open_stream(url) as raw:
-        yield raw if unpack is None else unpack(raw, mode="r")
+    with open_local(url) if is_local(url) else open_stream(url) as raw:
+        if unpack is None:
+            yield raw
+        else:
+            with unpack(raw, mode="r") as file:
+                yield file
 
 
 def _members(url: str, source: ForwardBytes) -> Iterator[Member]:
@@ -234,7 +234,7 @@ def index_shard(
         FieldError: No sample has a value of a column.
     """
     builder, kept, is_here = IndexBuilder(), ColumnBuilder(url, columns), is_local(url)
-    with open_url(url) as opened:
+    with open_local(url) if is_here else RemoteStream(url) as opened:
         file: Any = opened if is_here or checksum is None else _Hashed(opened, checksum)
         source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file)
         with _naming(url, source, "a plain tar", lambda: _hint(file)):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdpipes.core.errors import DataError
-from kdpipes.storage.files import list_files, open_url, read_url
+from kdpipes.storage.files import list_files, read_url
 from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
 from kdpipes.testing import Fault, faulty_storage
 
@@ -72,18 +72,15 @@ def test_a_folder_is_listed_sorted_and_by_suffix(folder: str) -> None:
     assert list_files(folder, (".gif",)) == []
 
 
-def test_a_file_is_read_whole_or_opened(folder: str) -> None:
+def test_a_file_is_read_whole(folder: str) -> None:
     assert read_url(f"{folder}/heron/1.jpg") == b"one"
-    with open_url(f"{folder}/stork/old/3.png") as file:
-        assert (file.read(2), file.read()) == (b"th", b"ree")
     assert is_local(folder) == (not folder.startswith("memory://"))
 
 
 def test_what_is_missing_is_named(folder: str) -> None:
     missing = f"{folder}/heron/9.jpg"
-    for read in (read_url, lambda url: open_url(url).__enter__()):
-        with pytest.raises(FileNotFoundError, match=rf"^There is no file '{missing}'\.$"):
-            read(missing)
+    with pytest.raises(FileNotFoundError, match=rf"^There is no file '{missing}'\.$"):
+        read_url(missing)
     with pytest.raises(FileNotFoundError, match=rf"^There is no folder '{folder}/gulls'\.$"):
         list_files(f"{folder}/gulls", (".jpg",))
 
@@ -99,7 +96,7 @@ def test_a_file_in_place_of_a_folder_and_reverse_are_named(tmp_path: Path) -> No
 
 def test_a_file_system_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(known_implementations, "absent", {"class": "absent_fs.Fs", "err": "Get absent"})
-    for read in (read_url, lambda url: list_files(url, (".jpg",)), lambda url: open_url(url).__enter__()):
+    for read in (read_url, lambda url: list_files(url, (".jpg",))):
         with pytest.raises(ImportError, match="'absent://b/x' needs a file system that is not installed: Get absent"):
             read("absent://b/x")
 
@@ -107,7 +104,7 @@ def test_a_file_system_that_is_not_installed_is_named(monkeypatch: pytest.Monkey
 def test_errors_of_any_class_name_what_was_read(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
     with faulty_storage(folder, faults=[Fault("reset")], errors="s3fs"):
-        for read in (read_url, lambda url: list_files(url, (".jpg",)), lambda url: open_url(url).__enter__()):
+        for read in (read_url, lambda url: list_files(url, (".jpg",))):
             with pytest.raises(DataError, match=r"^'faulty://heron' cannot be read: Could not connect"):
                 read("faulty://heron")
 

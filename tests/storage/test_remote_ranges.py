@@ -80,7 +80,7 @@ def members(draw: st.DrawFn) -> list[Span]:
 def test_every_span_lies_in_one_request_and_no_byte_in_two(spans: list[Span], max_gap: int, max_span: int) -> None:
     requests: list[Span] = []
 
-    def note(span: Span) -> bytes:
+    def note(span: Span, **_: Any) -> bytes:
         requests.append(span)
         return (CONTENT + CONTENT)[span.start : span.stop]
 
@@ -108,7 +108,7 @@ def test_every_span_lies_in_one_request_and_no_byte_in_two(spans: list[Span], ma
 @given(members())
 def test_any_spans_are_read_right_prefetched_or_not(spans: list[Span]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote, "read_range", lambda span: (CONTENT + CONTENT)[span.start : span.stop])
+        patch.setattr(remote, "read_range", lambda span, **_: (CONTENT + CONTENT)[span.start : span.stop])
         reader = RangeReader(max_bytes=500, max_gap=50)
         for number, span in enumerate(spans):
             reader.prefetch(spans[number : number + 3 : 2])
@@ -314,7 +314,7 @@ def test_many_threads_prefetch_and_read_at_once(storage: FaultyFileSystem) -> No
 def test_a_waiting_thread_gets_its_bytes_despite_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     is_open, waiting = threading.Event(), threading.Event()
 
-    def slow(span: Span) -> bytes:
+    def slow(span: Span, **_: Any) -> bytes:
         is_open.wait(20)
         return CONTENT[span.start : span.stop]
 

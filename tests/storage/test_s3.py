@@ -12,7 +12,8 @@ import s3fs
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.demo import write_photo_shards
-from kdpipes.storage.files import list_files, open_url, read_url
+from kdpipes.storage.files import list_files, read_url
+from kdpipes.storage.remote import RemoteStream
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.testing import Fault, faulty_storage
 
@@ -22,7 +23,7 @@ WORKERS: list[dict[str, Any]] = [
     {"num_workers": 2, "start_method": "spawn"},
 ]
 
-READS: list[Any] = [read_url, lambda url: open_url(url).__enter__(), lambda url: list_files(url, (".jpg",))]
+READS: list[Any] = [read_url, RemoteStream, lambda url: list_files(url, (".jpg",))]
 
 
 @pytest.fixture
@@ -107,8 +108,8 @@ def test_a_store_that_rejects_or_is_not_there_is_named(s3: str, monkeypatch: pyt
 def test_an_empty_file_is_read(s3: str) -> None:
     fsspec.filesystem("s3").pipe(f"{s3}/empty", b"")
     assert read_url(f"{s3}/empty") == b""
-    with open_url(f"{s3}/empty") as file:
-        assert file.read() == b""
+    with RemoteStream(f"{s3}/empty") as stream:
+        assert stream.read(9) == b""
 
 
 def test_a_store_is_read_through_storage_that_fails(
