@@ -18,21 +18,23 @@ from typing import Literal, TypeVar
 from kdpipes.core.errors import DataError, FieldError, masked
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import Threads
-from kdpipes.storage.catalog_file import CatalogFile, KnownIndexes, cached_index
+from kdpipes.storage.catalog_file import KnownIndexes, cached_index, joined_once
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import (
     Version,
+    if_there,
     make_cache_folder,
     md5_of,
     read_url,
+    replace_file,
     version_of,
     write_url,
 )
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
-from kdpipes.storage.tar import Member, add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
+from kdpipes.storage.tar import Member, add_sample, compression_of, index_shard, is_index_of, read_members
 from kdpipes.storage.urls import is_local
 
 __all__ = [
@@ -87,7 +89,7 @@ def open_catalog(
 
 def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Catalog:
     """Return the joined indexes of remote shards, made by one process of the machine and mapped by the others."""
-    file, versions = CatalogFile(urls), dict[str, Version]()
+    versions = dict[str, Version]()
 
     @cache
     def known() -> KnownIndexes:
@@ -107,12 +109,11 @@ def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Catalog:
             return False
         return all(version.tag and version == then[url] for url, version in versions.items())
 
-    with file.held():
-        joined = file.find(is_current)
-        if joined is None:
-            joined = _joined(urls, known().read(), versions, has_copy, copy_of)
-            joined = file.keep(replace(joined, sources=known().sources))
-        return joined
+    def join() -> Catalog:
+        joined = _joined(urls, known().read(), versions, has_copy, copy_of)
+        return replace(joined, sources=known().sources)
+
+    return joined_once(urls, is_current, join)
 
 
 def _joined(
@@ -125,10 +126,7 @@ def _joined(
     is_offline = threading.Event()
 
     def find(url: str) -> ShardIndex:
-        index = known.get(url)
-        if index is not None and not ends_early(index, url):
-            return index
-        return _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
+        return known.get(url) or _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
 
     return Catalog.of(shown_if_slow(in_order(find, urls), len(urls), "indexing", "shards"), len(urls))
 
@@ -155,7 +153,9 @@ def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Res
 def _found_or_made(
     url: str, seen: Version | None, has_copy: HasCopy, copy_of: CopyOf, is_offline: threading.Event
 ) -> ShardIndex:
-    copy = None if is_local(url) else _copied(url, has_copy)
+    copy = None if is_local(url) else _kept(url)
+    if copy is not None and not has_copy(url, copy.version):
+        copy = None
     if copy is not None and is_offline.is_set():
         return copy
     try:
@@ -170,37 +170,45 @@ def _found_or_made(
     found = find_index(url, version)
     for damage in found.damage:
         _log.warning("%s It is made anew.", damage)
-    if found.index is None:
-        return _index_of_copy(url, version, None if is_local(url) else copy_of(url, version)) or make_index(
-            url, version
-        )
-    if not _is_of(found.index, version):
-        _keep(found.index, url, version)
-    return replace(found.index, version=version)
+    if found.index is not None:
+        index = replace(found.index, version=version)
+        if not _is_of(found.index, version):  # so that it need not be compared again
+            _keep(url, index)
+        return index
+    path = None if is_local(url) else copy_of(url, version)
+    if path is not None:
+        try:
+            index = index_shard(path, version, with_checksums=True)
+        except (DataError, OSError) as error:  # another process may have removed the copy
+            _log.info("%s", error)
+        else:
+            _keep(url, index)
+            _put(url, index)
+            return index
+    return make_index(url, version)
 
 
-def _copied(url: str, has_copy: Callable[[str, Version], bool]) -> ShardIndex | None:
-    """Return the index of the local copy of a shard; None unless both are in the local cache."""
-    content = _content_of(cached_index(url))
+def _kept(url: str) -> ShardIndex | None:
+    """Return the index of a shard in the local cache, of whatever version of the shard; None if it has none."""
+    content = if_there(read_url, cached_index(url))
     try:
-        index = None if content is None else ShardIndex.from_bytes(content, url)
+        return None if content is None else ShardIndex.from_bytes(content, url)
     except DataError:
         return None
-    return index if index is not None and has_copy(url, index.version) else None
 
 
-def _index_of_copy(url: str, version: Version, path: str | None) -> ShardIndex | None:
-    """Index the copy of a remote shard, and keep the index beside the shard and in the local cache."""
-    if path is None:
-        return None
-    try:
-        index = index_shard(path, version, with_checksums=True)
-    except (DataError, OSError) as error:  # another process may have removed the copy; the error must name the shard
-        _log.info("%s", error)
-        return None
-    _keep(index, url, version)
-    _put(url, index)
-    return index
+def _keeps(url: str, version: Version) -> bool:
+    """Return whether the local cache has the index of a version of a shard."""
+    index = _kept(url)
+    return index is not None and index.version == version
+
+
+def _keep(url: str, index: ShardIndex) -> None:
+    """Write an index to the local cache."""
+    path = Path(cached_index(url))
+    with suppress(OSError):  # the cache may be read-only
+        make_cache_folder(path.parent)
+        replace_file(path, index.to_bytes())
 
 
 class IndexRecorder:
@@ -217,8 +225,7 @@ class IndexRecorder:
 
     def begin(self, version: Version) -> None:
         """Record a version of the shard, unless its index is already kept."""
-        is_known = not version.tag or _copied(self._url, lambda _, known: known == version) is not None
-        self._version = None if is_known else version
+        self._version = version if version.tag and not _keeps(self._url, version) else None
 
     def add(self, group: Sequence[tuple[Member, bytes]]) -> None:
         """Add the members of the next sample."""
@@ -228,21 +235,14 @@ class IndexRecorder:
     def end(self) -> None:
         """Keep the index; all of the shard has been read."""
         if self._version is not None:
-            _keep(self._builder.index(self._version), self._url, self._version)
+            _keep(self._url, self._builder.index(self._version))
 
 
 def keep_index(url: str, version: Version) -> None:
     """Keep the index of a shard in the local cache, so that a copy of the shard opens without its storage."""
-    if _copied(url, lambda _, known: known == version) is None:
-        index = find_index(url, version).index
-        if index is not None:
-            _keep(index, url, version)
-
-
-def _keep(index: ShardIndex, url: str, version: Version) -> None:
-    """Write an index that fits a version of a shard to the local cache, so that it need not be compared again."""
-    with suppress(Exception):  # the cache may be read-only
-        _write(cached_index(url), replace(index, version=version).to_bytes())
+    index = None if _keeps(url, version) else find_index(url, version).index
+    if index is not None:
+        _keep(url, replace(index, version=version))
 
 
 def make_index(
@@ -267,15 +267,14 @@ def make_index(
 
 def _put(url: str, index: ShardIndex) -> None:
     """Write an index beside its shard, or to the local cache if the storage is read-only."""
-    content = index.to_bytes()
-    for place in (index_url(url), cached_index(url)):
-        try:
-            _write(place, content)
-            break
-        except Exception as error:  # of any file system, which may be read-only
-            _log.info("%s", masked(f"The index of {url} cannot be kept as {place}: {error}"))
-    if place != cached_index(url) and Path(cached_index(url)).exists():  # which is looked at first
-        _keep(index, url, index.version)
+    is_kept = Path(cached_index(url)).exists()  # that one is looked at first
+    try:
+        write_url(index_url(url), index.to_bytes())
+    except Exception as error:  # of any file system, which may be read-only
+        _log.info("%s", masked(f"The index of {url} cannot be written beside it: {error}"))
+        is_kept = True
+    if is_kept:
+        _keep(url, index)
 
 
 def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> ShardIndex:
@@ -379,13 +378,6 @@ def _is_of(index: ShardIndex, version: Version) -> bool:
     return bool(version.tag) and index.version == version
 
 
-def _write(place: str, content: bytes) -> None:
-    path = Path(place)
-    if is_local(place) and path.suffix == ".index" and path.parent.name == "indexes":
-        make_cache_folder(path.parent)
-    write_url(place, content)
-
-
 @dataclass(frozen=True)
 class IndexFound:
     """The index of a shard, beside it or in the local cache.
@@ -409,7 +401,7 @@ def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexF
     damage: list[DataError] = []
     known = [index_url(url), cached_index(url)]
     for place in places or (known if is_local(url) else reversed(known)):  # a request less
-        content = _content_of(place)
+        content = if_there(read_url, place)
         if content is None:
             continue
         try:
@@ -417,36 +409,21 @@ def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexF
         except DataError as error:
             damage.append(error)
             continue
-        if _is_of(index, version) and not ends_early(index, url):
+        if _is_of(index, version):
             return IndexFound("fresh", index, damage)
         indexes.append((place, index))
     fitting = [index for place, index in indexes if _may_fit(index.version, version, place)]
-    fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
+    fit = next((index for index in fitting if is_index_of(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
 
 
-def _content_of(place: str) -> bytes | None:
-    try:
-        return read_url(place)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except DataError as error:
-        if is_local(place) or is_rejected(error):
-            return None  # some stores answer "forbidden" for missing files
-        raise
-
-
 def _may_fit(then: Version, now: Version, sidecar: str) -> bool:
     """Return whether an index may describe a shard: if both files were copied, the shard has another tag."""
-    kinds = [version.tag.partition(":")[0] for version in (then, now)]
-    if then.size != now.size or then.tag == now.tag or kinds[0] != kinds[1]:
+    (kind, _, _), (kind_now, _, changed) = then.tag.partition(":"), now.tag.partition(":")
+    if then.size != now.size or then.tag == now.tag or kind != kind_now:
         return then.size == now.size
-    return kinds == ["changed", "changed"] and _changed(version_of(sidecar)) >= _changed(now)
-
-
-def _changed(version: Version) -> int:
-    return int(version.tag.partition(":")[2])
+    return kind == "changed" and int(version_of(sidecar).tag.partition(":")[2]) >= int(changed)
 
 
 @dataclass(frozen=True)
@@ -456,15 +433,14 @@ class ShardSeen:
     Args:
         url: The URL of the shard.
         num_bytes: The size of the shard in bytes.
-        state: The state of its index: "fresh", "stale" (of another shard), "damaged", "missing"; "impossible" for a
-            compressed tar, which has no positions.
+        state: The state of its index; "impossible" for a compressed tar, which has no positions.
         index: The contents; None if the shard was not read. Of a compressed tar, the sizes are right and the offsets
             mean nothing.
     """
 
     url: str
     num_bytes: int
-    state: Literal["fresh", "stale", "damaged", "missing", "impossible"]
+    state: IndexState | Literal["impossible"]
     index: ShardIndex | None
 
 
@@ -480,18 +456,11 @@ def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSe
 
 def _seen(url: str, scan: bool) -> ShardSeen:
     version = version_of(url)
-    if compression_of(url) is not None:
-        return ShardSeen(url, version.size, "impossible", _read_through(url) if scan else None)
-    found = find_index(url, version)
-    if found.index is not None or not scan:
-        return ShardSeen(url, version.size, found.state, found.index)
-    index = index_shard(url, version) if is_local(url) else _read_through(url)
-    return ShardSeen(url, version.size, found.state, index)
-
-
-def _read_through(url: str) -> ShardIndex:
-    """Return the contents of a tar that may be compressed; offsets are those in the unpacked tar."""
+    if compression_of(url) is None:
+        found = find_index(url, version)
+        index = index_shard(url, version) if found.index is None and scan else found.index
+        return ShardSeen(url, version.size, found.state, index)
     builder = IndexBuilder()
-    for group in read_members(url):
+    for group in read_members(url) if scan else ():
         add_sample(builder, group)
-    return builder.index(Version(-1, ""))
+    return ShardSeen(url, version.size, "impossible", builder.index(version) if scan else None)

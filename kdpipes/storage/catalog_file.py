@@ -9,7 +9,7 @@ import tarfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from kdpipes.storage.files import (
     Version,
     cache_folder,
     cached_name,
+    if_there,
     list_folder,
     locked,
     make_cache_folder,
@@ -26,16 +27,15 @@ from kdpipes.storage.files import (
     version_of,
     write_url,
 )
-from kdpipes.storage.retries import is_rejected
 from kdpipes.storage.shard_index import Catalog, ShardIndex
 from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = [
     "DATA_SET_INDEX",
-    "CatalogFile",
     "KnownIndexes",
     "cached_index",
     "forget_joined",
+    "joined_once",
     "write_data_set_indexes",
 ]
 
@@ -47,58 +47,44 @@ _JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SL
 _log = logging.getLogger(__name__)
 
 
-class CatalogFile:
-    """The joined indexes of some shards in the local cache, which one process writes and the others map."""
+_opened: set[tuple[int, Path]] = set()  # by process
 
-    _opened: set[tuple[int, Path]] = set()  # by process
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._path = cache_folder("indexes") / f"{cached_name(urls[0], *map(identity_of, urls))}.joined"
+def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join: Callable[[], Catalog]) -> Catalog:
+    """Return the joined indexes of some shards: one process writes them to the local cache, and the others map them.
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Let other processes wait that open the same shards."""
-        with ExitStack() as stack:
-            with suppress(OSError):  # the cache may be read-only
-                make_cache_folder(self._path.parent)
-                stack.enter_context(locked(self._path.with_suffix(".lock")))
-            yield
-
-    def find(self, is_current: Callable[[Catalog], bool]) -> Catalog | None:
-        """Return the catalog if `is_current`; ranks of one job trust what another one has just verified."""
-        is_first = (os.getpid(), self._path) not in self._opened
-        self._opened.add((os.getpid(), self._path))
+    Args:
+        urls: The URLs of the shards.
+        is_current: Whether a catalog describes the shards as they are now. Ranks of one job trust what another one has
+            just verified.
+        join: Joins the indexes anew.
+    """
+    path = cache_folder("indexes") / f"{cached_name(urls[0], *map(identity_of, urls))}.joined"
+    note, job = path.with_suffix(".job"), _job()
+    is_first = (os.getpid(), path) not in _opened
+    _opened.add((os.getpid(), path))
+    with ExitStack() as stack:
+        with suppress(OSError):  # the cache may be read-only
+            make_cache_folder(path.parent)
+            stack.enter_context(locked(path.with_suffix(".lock")))
+        joined: Catalog | None = None
         try:
-            joined = Catalog.from_file(self._path) if self._path.exists() else None
+            joined = Catalog.from_file(path) if path.exists() else None
         except (DataError, OSError, ValueError, KeyError, TypeError) as error:
             _log.info("%s", error)
-            return None
-        if joined is None or (is_first and self._is_verified()):
-            return joined
-        if not is_current(joined):
-            return None
-        self._note()
-        return joined
-
-    def keep(self, catalog: Catalog) -> Catalog:
-        """Write a catalog, and return it as other processes map it."""
-        with suppress(OSError):  # the cache may be read-only
-            replace_file(self._path, catalog.to_bytes())
-            self._note()
-            return Catalog.from_file(self._path)
-        return catalog
-
-    def _is_verified(self) -> bool:
-        note = self._path.with_suffix(".job")
-        try:
-            return note.read_text() == _job() and 0 <= time.time() - note.stat().st_mtime < _FRESH_S
-        except OSError:
-            return False
-
-    def _note(self) -> None:
-        if job := _job():
+        if joined is not None and is_first and job:
             with suppress(OSError):
-                replace_file(self._path.with_suffix(".job"), job.encode())
+                if note.read_text() == job and 0 <= time.time() - note.stat().st_mtime < _FRESH_S:
+                    return joined
+        if joined is None or not is_current(joined):
+            joined = join()
+            with suppress(OSError):
+                replace_file(path, joined.to_bytes())
+                joined = Catalog.from_file(path)
+        if job:
+            with suppress(OSError):
+                replace_file(note, job.encode())
+        return joined
 
 
 def _job() -> str:
@@ -142,7 +128,7 @@ class KnownIndexes:
         """Look for indexes; only their versions are read."""
         found = cls()
         for folder, some in _by_folder(urls).items():
-            source = _version_of(f"{folder}/{DATA_SET_INDEX}") if len(some) >= _FEW else None
+            source = if_there(version_of, f"{folder}/{DATA_SET_INDEX}") if len(some) >= _FEW else None
             is_cached = _FEW <= len(some) <= _CHECKED and all(map(os.path.exists, map(cached_index, some)))
             if source is None and not is_cached:
                 continue
@@ -176,17 +162,6 @@ class KnownIndexes:
             with suppress(DataError, OSError):
                 found[url] = ShardIndex.from_bytes(Path(cached_index(url)).read_bytes(), url)
         return {url: index for url, index in found.items() if self.confirms(url, index.version)}
-
-
-def _version_of(place: str) -> Version | None:
-    try:
-        return version_of(place)
-    except FileNotFoundError:
-        return None
-    except DataError as error:
-        if not is_rejected(error):
-            raise
-        return None  # some stores answer "forbidden" for missing files
 
 
 def cached_index(url: str) -> str:

@@ -10,12 +10,12 @@ import re
 import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 import platformdirs
 from filelock import FileLock, Timeout
@@ -23,7 +23,17 @@ from filelock import FileLock, Timeout
 from kdpipes.core.errors import DataError, as_cause, masked
 from kdpipes.storage.access import Threads
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
-from kdpipes.storage.retries import NUM_TRIES, SilenceError, ask, hedged, in_time, is_missing, retried, what_went_wrong
+from kdpipes.storage.retries import (
+    NUM_TRIES,
+    SilenceError,
+    ask,
+    hedged,
+    in_time,
+    is_missing,
+    is_rejected,
+    retried,
+    what_went_wrong,
+)
 from kdpipes.storage.urls import identity_of, is_local
 
 __all__ = [
@@ -37,6 +47,7 @@ __all__ = [
     "draft_of",
     "file_stamp",
     "forget_listings",
+    "if_there",
     "list_files",
     "list_folder",
     "list_versions",
@@ -55,6 +66,8 @@ __all__ = [
     "write_all",
     "write_url",
 ]
+
+Result = TypeVar("Result")
 
 CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows has none
 _INDEX, _LISTING = 1 << 23, 1 << 27  # bytes that answers of unknown size may have
@@ -149,6 +162,18 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
             lambda: hedged(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX)), num_tries=num_tries
         )
     return bytes(content)
+
+
+def if_there(read: Callable[[str], Result], url: str) -> Result | None:
+    """Return what `read` returns of a file, or None if the file is missing."""
+    try:
+        return read(url)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except DataError as error:
+        if is_local(url) or is_rejected(error):  # some stores answer "forbidden" for missing files
+            return None
+        raise
 
 
 def pread(descriptor: int, size: int, offset: int) -> bytes:

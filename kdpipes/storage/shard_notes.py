@@ -9,11 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 from kdpipes.core.errors import DataError
-from kdpipes.storage.files import cache_folder, cached_name, make_cache_folder, read_url, replace_file
-from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected
+from kdpipes.storage.files import cache_folder, cached_name, if_there, make_cache_folder, read_url, replace_file
+from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY
 from kdpipes.storage.urls import is_local
 
 __all__ = ["NotesPlace", "SavedNotes", "Seen", "class_names_of", "names_beside", "notes_beside", "notes_places"]
@@ -21,8 +22,6 @@ __all__ = ["NotesPlace", "SavedNotes", "Seen", "class_names_of", "names_beside",
 _FORMAT = 1
 _DIGITS = re.compile(r"\d+")
 _log = logging.getLogger(__name__)
-
-Notes = TypeVar("Notes", bound="SavedNotes")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class SavedNotes:
     format: int = _FORMAT
 
     @classmethod
-    def from_bytes(cls: type[Notes], content: bytes, url: str) -> Notes:
+    def from_bytes(cls, content: bytes, url: str) -> SavedNotes:
         """Return the notes in a file.
 
         Raises:
@@ -120,15 +119,12 @@ def _content_of(url: str) -> bytes:
     copy = None if is_local(url) else cache_folder("indexes") / f"{cached_name(url)}.json"
     known = copy.read_bytes() if copy is not None and copy.exists() else None
     try:
-        content = read_url(url, num_tries=NUM_TRIES if known is None else NUM_TRIES_WITH_COPY)
-    except (FileNotFoundError, NotADirectoryError):
-        content = b""
-    except DataError as error:
-        if not (is_local(url) or is_rejected(error)):  # some stores answer "forbidden" for missing files
-            if known is None:
-                raise
-            return known
-        content = b""
+        num_tries = NUM_TRIES if known is None else NUM_TRIES_WITH_COPY
+        content = if_there(partial(read_url, num_tries=num_tries), url) or b""
+    except DataError:
+        if known is None:
+            raise
+        return known
     if copy is not None and content != known:
         with suppress(OSError):  # the cache may be read-only
             make_cache_folder(copy.parent)

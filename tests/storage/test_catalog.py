@@ -85,19 +85,17 @@ def test_where_nothing_can_be_written_the_cache_has_the_index(tmp_path: Path, ca
     url = write(tmp_path / "data" / "a.tar", rows(1, 2))
     from kdpipes.storage import catalog as module
 
-    written, keep = [], module._write
+    rejected = []
 
-    def reject_beside(place: str, content: bytes) -> None:
-        if place == index_url(url):
-            raise PermissionError(place)
-        written.append(place)
-        keep(place, content)
+    def reject(place: str, content: bytes) -> None:
+        rejected.append(place)
+        raise PermissionError(place)
 
-    monkeypatch.setattr(module, "_write", reject_beside)
+    monkeypatch.setattr(module, "write_url", reject)
     for _ in range(2):
         assert len(open_catalog([url], ["a.tar"])) == 2
-    assert len(written) == 1
-    assert Path(written[0]).parent == cache / "indexes"
+    assert rejected == [index_url(url)]
+    assert len(list((cache / "indexes").iterdir())) == 1
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["a.tar"]
 
 
