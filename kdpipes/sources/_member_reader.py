@@ -95,7 +95,7 @@ class MemberReader:
 
     def has_copy(self, url: str, version: Version) -> bool:
         """Return whether a version of a shard can be read from the local cache."""
-        return self._is_cached(url) and self._cache.has_version(url, version)
+        return self._is_cached(url) and self._cache.has(Shard(url, version))
 
     def copy_of(self, url: str, version: Version) -> str | None:
         """Return the path of a shard in the local cache; if all shards are read whole, it is downloaded first."""

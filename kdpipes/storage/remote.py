@@ -48,6 +48,7 @@ __all__ = [
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 23
 _NUM_AHEAD = 6  # chunks under way, of a file that is being read to its end
+_NUM_WHOLE = 8  # of a file of which all is wanted and nothing needed soon
 _NUM_BEGUN = 4  # of the file that comes next
 _NUM_AT_FIRST = 3  # of a file of which perhaps only the beginning is wanted
 
@@ -289,27 +290,39 @@ class _ChangedError(Exception):
 
 
 class _RemoteFile:
-    """A remote file as one process sees it: returns chunks, with retries."""
+    """A remote file as one process sees it: returns chunks, with retries.
 
-    def __init__(self, url: str, version: Version | None = None, *, has_ranges: bool = True) -> None:
-        self._url = url
-        self._filesystem, self._path, info = remote_info(url)
+    Args:
+        url: The URL of the file.
+        version: The version that the file must have.
+        has_ranges: False reads all of the file in one request.
+        is_known: Whether the version is taken for granted: no request is made for it, here or later.
+    """
+
+    def __init__(
+        self, url: str, version: Version | None = None, *, has_ranges: bool = True, is_known: bool = False
+    ) -> None:
+        self._url, self._is_known = url, is_known
+        if version is not None and is_known:
+            self._filesystem, self._path = filesystem_of(url)
+            info: dict[str, Any] = {"size": None if version.size < 0 else version.size}
+            self.version = version
+        else:
+            self._filesystem, self._path, info = remote_info(url)
+            self.version = version_in(info)
         protocol = self._filesystem.protocol
         self._is_http = "http" in protocol or protocol == "http"
-        self.version = version_in(info)
         self.size = info["size"]
-        self.has_ranges = has_ranges and self.size is not None and self._can_seek(info)
+        # Whether a part of a file costs one request, and no reading of what comes before.
+        kind = type(self._filesystem)
+        can_seek = getattr(kind, "async_impl", False) or kind.cat_file is not AbstractFileSystem.cat_file
+        self.has_ranges = (
+            has_ranges and self.size is not None and (info.get("partial", True) if self._is_http else can_seek)
+        )
         self._file: Any = None
         self._offset = 0
         if version is not None:
             self._reject_change(version)
-
-    def _can_seek(self, info: dict[str, Any]) -> bool:
-        """Return whether a part of a file costs one request, and no reading of what comes before."""
-        if self._is_http:
-            return bool(info.get("partial", True))
-        kind = type(self._filesystem)
-        return bool(getattr(kind, "async_impl", False)) or kind.cat_file is not AbstractFileSystem.cat_file
 
     def chunk(self, start: int, stop: int) -> Content:
         """Return the bytes from `start` up to `stop`, or up to the end of a file of unknown size."""
@@ -335,7 +348,7 @@ class _RemoteFile:
             except Exception:
                 raise error from None
             raise
-        if num_tries > 1 or (self.has_ranges and start and stop == self.size):
+        if not self._is_known and (num_tries > 1 or (self.has_ranges and start and stop == self.size)):
             retried(self._check_again, final=(_ChangedError,))  # parts of two versions must not be joined
         return content
 
@@ -407,17 +420,24 @@ class RemoteStream:
     Args:
         url: The URL of the file.
         num_ahead: How many chunks to read ahead until the first one has been read.
+        start: The offset of the first byte to read.
+        known: The version of the file, which is then not looked up. The caller wants all of the file, and must check
+            at its end that it is still of this version.
     """
 
-    def __init__(self, url: str, num_ahead: int | None = None) -> None:
+    def __init__(
+        self, url: str, num_ahead: int = _NUM_AT_FIRST, *, start: int = 0, known: Version | None = None
+    ) -> None:
         self._url = url
         self._chunk: Content = b""
         self._at = 0
-        self._begin, self._wanted = 0, 0  # offsets of the chunk, and of the next one to request
+        self._begin, self._wanted = start, start  # offsets of the chunk, and of the next one to request
         self._coming: deque[Future[Content]] = deque()
-        self._num_ahead = min(num_ahead or _NUM_AT_FIRST, _NUM_AHEAD)
+        # The first chunks are small, so that the first samples come soon.
+        self._most, self._smallest = (_NUM_AHEAD, _FIRST_CHUNK) if known is None else (_NUM_WHOLE, _LARGEST_CHUNK)
+        self._num_ahead = min(num_ahead, _NUM_AHEAD) if known is None else _NUM_WHOLE
         self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still under way
-        self._source = _RemoteFile(url)
+        self._source = _RemoteFile(url, known, is_known=known is not None)
         self._threads: Threads | None = None
         self._process, self._access = os.getpid(), current_access()
 
@@ -459,6 +479,10 @@ class RemoteStream:
         Raises:
             BrokenStreamError: The file cannot be read on, or has been replaced.
         """
+        return bytes(self.view(size))
+
+    def view(self, size: int) -> Content:
+        """Return some bytes as `read` does, without a copy."""
         if self._at == len(self._chunk):
             self._begin, self._at = self._begin + len(self._chunk), 0
             self._chunk = b""
@@ -469,7 +493,7 @@ class RemoteStream:
                 what = what_went_wrong(self._url, error)
                 raise BrokenStreamError(f"cannot be read at offset {self._begin}: {what}") from as_cause(error)
         start, self._at = self._at, min(self._at + size, len(self._chunk))
-        return bytes(self._chunk[start : self._at])
+        return self._chunk[start : self._at]
 
     def _next_chunk(self) -> Content:
         if self._process != os.getpid():
@@ -486,18 +510,18 @@ class RemoteStream:
         if self.at_end is not None and self._wanted == self._source.size:
             self.at_end(len(self._coming))
         content: Content = b"" if coming is None else coming.result()
-        self._num_ahead = _NUM_AHEAD if self._begin else self._num_ahead
+        self._num_ahead = self._most if self._begin else self._num_ahead
         self._request()
         return content
 
     def _request(self) -> None:
         """Request the next chunks, up to the number that may be under way."""
         if self._threads is None:
-            self._threads = Threads(_NUM_AHEAD if self._source.has_ranges else 1, "kdpipes-stream")
+            self._threads = Threads(self._most if self._source.has_ranges else 1, "kdpipes-stream")
         end = self._source.size
         while len(self._coming) < self._num_ahead and (end is None or self._wanted < end):
             start = self._wanted
-            stop = start + min(max(start, _FIRST_CHUNK), _LARGEST_CHUNK)
+            stop = start + min(max(start, self._smallest), _LARGEST_CHUNK)
             # A second request for a short rest would take longer than the rest.
             self._wanted = stop if end is None else end if end - stop < _FIRST_CHUNK else stop
             self._coming.append(self._threads.submit(partial(self._source.chunk, start, self._wanted)))

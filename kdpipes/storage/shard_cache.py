@@ -22,8 +22,7 @@ from kdpipes.core.errors import DataError, masked
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.catalog import keep_index
-from kdpipes.storage.files import CAN_HOLD, HeldFile, Version, cache_folder, pread
-from kdpipes.storage.remote import read_range
+from kdpipes.storage.files import CAN_HOLD, HeldFile, cache_folder, pread
 from kdpipes.storage.shard_folder import ReplacedError, Shard, ShardFolder, StoredFile, download
 
 __all__ = ["NeededShards", "Shard", "ShardCache", "Survey", "Visits"]
@@ -45,27 +44,16 @@ class ShardCache:
         folder: The folder; None is `shards` in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`).
         max_bytes: The maximum size of the cache, with unfinished shards; None is half of what is free there.
         num_ahead: The number of shards to download ahead of the one that is read.
-        num_ranges: The number of requests under way at a time.
-        range_size: The size of a request in bytes.
     """
 
-    def __init__(
-        self,
-        folder: str | None = None,
-        max_bytes: int | None = None,
-        *,
-        num_ahead: int = 2,
-        num_ranges: int = 8,
-        range_size: int = 1 << 23,
-    ) -> None:
-        self._place = folder, max_bytes
-        self._sizes: dict[str, Any] = {"num_ahead": num_ahead, "num_ranges": num_ranges, "range_size": range_size}
+    def __init__(self, folder: str | None = None, max_bytes: int | None = None, num_ahead: int = 2) -> None:
+        self._place, self._num_ahead = (folder, max_bytes), num_ahead
         self._end: Any = None
         self.forget()
         forget_after_fork(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ShardCache, **self._sizes), self._place
+        return ShardCache, (*self._place, self._num_ahead)
 
     def forget(self) -> None:
         """Start over, without threads and open files."""
@@ -91,13 +79,9 @@ class ShardCache:
         """Whether the user has chosen the folder of the cache."""
         return self._place[0] is not None
 
-    def has_version(self, url: str, version: Version) -> bool:
-        """Return whether a version of a shard is in the cache."""
-        return CAN_HOLD and self.has(Shard(url, version))
-
     def has(self, shard: Shard) -> bool:
         """Return whether a shard is in the cache."""
-        return self._fetcher().folder.has(shard)
+        return CAN_HOLD and self._fetcher().folder.has(shard)
 
     def path_of(self, shard: Shard, *, fetches: bool) -> str | None:
         """Return the path of a shard in the cache, or None if it is not there.
@@ -180,7 +164,7 @@ class ShardCache:
             if self._made is None:
                 folder, max_bytes = self._place
                 path = cache_folder("shards") if folder is None else Path(folder).expanduser()
-                self._made = _Fetcher(ShardFolder(path, max_bytes), **self._sizes)
+                self._made = _Fetcher(ShardFolder(path, max_bytes), self._num_ahead)
                 self._end = weakref.finalize(self, self._made.stop)
             return self._made
 
@@ -192,20 +176,19 @@ class _Fetcher:
     it works.
     """
 
-    def __init__(self, folder: ShardFolder, num_ahead: int, num_ranges: int, range_size: int) -> None:
+    def __init__(self, folder: ShardFolder, num_ahead: int) -> None:
         self.folder = folder
         self.order = NeededShards()
         self.failure: OSError | None = None  # of the local disk: nothing more is downloaded
         self.rejected: set[str] = set()  # shards whose storage fails, or that have no room in this epoch
-        self._num_ahead, self._num_ranges, self._range_size = num_ahead, num_ranges, range_size
+        self._num_ahead = num_ahead
         self._lock = threading.Lock()
         self._held: OrderedDict[str, HeldFile] = OrderedDict()
-        self._range_threads: Threads | None = None
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Let threads end after the range that they are reading."""
+        """Let the thread end after the bytes that it is reading."""
         self._is_stopped = True
 
     def file_of(self, shard: Shard, *, fetches: bool) -> HeldFile | None:
@@ -275,20 +258,11 @@ class _Fetcher:
         return self.folder.fetch(shard, self._download, expendable, waits=waits)
 
     def _download(self, shard: Shard, file: HeldFile) -> bool:
-        with self._lock:
-            threads = self._range_threads = self._range_threads or Threads(self._num_ranges, "kdpipes-ranges")
-        is_whole = download(
-            shard,
-            file,
-            lambda span: threads.submit(partial(read_range, span)),
-            range_size=self._range_size,
-            num_ranges=self._num_ranges,
-            is_wanted=lambda: not self._is_stopped,
-        )
+        is_whole = download(shard, file, lambda: not self._is_stopped)
         if is_whole:
             # The shard is usable even if its index cannot be kept. A thread keeps it, because the traceback of an error
             # here would keep the file open.
-            threads.submit(partial(keep_index, shard.url, shard.version)).exception()
+            Threads(1, "kdpipes-shards").submit(partial(keep_index, shard.url, shard.version)).exception()
         return is_whole
 
 

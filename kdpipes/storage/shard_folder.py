@@ -7,9 +7,7 @@ import os
 import re
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +26,7 @@ from kdpipes.storage.files import (
     version_of,
     write_all,
 )
-from kdpipes.storage.remote import BrokenStreamError, Content, NoRangesError, RemoteStream, Span
+from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 
 __all__ = ["ReplacedError", "Shard", "ShardFolder", "StoredFile", "download"]
 
@@ -36,7 +34,6 @@ _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
 _WHOLE, _PART, _LOCK = ".tar", ".part", "lock"
 _PATIENCE_S, _POLL_S = 60.0, 0.01
 _CHUNK = 1 << 20
-_with_ranges: set[str] = set()  # folders on servers that support range requests
 _without_md5: set[str] = set()  # folders whose tags look like checksums but are not
 
 
@@ -273,36 +270,28 @@ def _has_ended(part: HeldFile) -> bool:
     return True
 
 
-def download(
-    shard: Shard,
-    file: HeldFile,
-    submit: Callable[[Span], Future[Content]],
-    *,
-    range_size: int,
-    num_ranges: int,
-    is_wanted: Callable[[], bool],
-) -> bool:
+def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> bool:
     """Append what a file lacks of a shard, and return whether the shard is complete and verified.
 
-    Ranges are read in parallel and written in order, so that the file's length says what is there, also after the
-    process was killed.
+    Bytes are written in order, so that the file's length says what is there, also after the process was killed.
 
     Args:
         shard: The shard.
         file: A file with the beginning of this version of the shard, open for appending and held alone.
-        submit: Starts to read a range.
-        range_size: The size of a range in bytes.
-        num_ranges: The number of ranges under way; at most so many are lost when the process is killed.
-        is_wanted: A function that is called after each range, and returns whether to go on.
+        is_wanted: A function that is called again and again, and returns whether to go on.
     """
     earlier, due = None, md5_of(shard.version)
     for _ in range(2):
+        if file.num_bytes() > shard.version.size:
+            os.ftruncate(file.descriptor, 0)
         try:
-            is_whole = _append(shard, file, submit, range_size, num_ranges, is_wanted)
-        except NoRangesError:
-            is_whole = _append_front_to_back(shard, file, is_wanted)
-        if not is_whole:
-            return False
+            with RemoteStream(shard.url, start=file.num_bytes(), known=shard.version) as stream:
+                while content := stream.view(_CHUNK):
+                    write_all(file.descriptor, content)
+                    if not is_wanted():
+                        return False
+        except BrokenStreamError as error:
+            raise DataError(f"Shard {shard.url!r} {error}.") from error
         _reject_other(shard)
         # An MD5 costs 1.4 s of CPU per GB, more than the download. With checksums, readers verify each member anyway,
         # and fetch what is damaged once more.
@@ -317,53 +306,6 @@ def download(
         earlier = found
         os.ftruncate(file.descriptor, 0)
     raise DataError(f"Shard {shard.url!r} came damaged twice: its MD5 is {found}, and its tag {shard.version.tag!r}.")
-
-
-def _append(
-    shard: Shard,
-    file: HeldFile,
-    submit: Callable[[Span], Future[Content]],
-    range_size: int,
-    num_ranges: int,
-    is_wanted: Callable[[], bool],
-) -> bool:
-    size = shard.version.size
-    if file.num_bytes() > size:
-        os.ftruncate(file.descriptor, 0)
-    starts = range(file.num_bytes(), size, range_size)
-    spans = (Span(shard.url, start, min(start + range_size, size)) for start in starts)
-    # A server without range requests would send the whole file for each request.
-    is_known = not shard.url.startswith("http") or shard.folder in _with_ranges
-    num_at_once = num_ranges if is_known else 1
-    pending: deque[Future[Content]] = deque()
-    try:
-        while True:
-            while len(pending) < num_at_once and (span := next(spans, None)) is not None:
-                pending.append(submit(span))
-            if not pending:
-                return True
-            if not is_wanted():
-                return False
-            write_all(file.descriptor, pending.popleft().result())
-            num_at_once = num_ranges
-            _with_ranges.add(shard.folder)
-    finally:
-        for coming in pending:
-            coming.cancel()
-
-
-def _append_front_to_back(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> bool:
-    """Write a shard from a server without range requests, from the start; earlier parts are dropped."""
-    os.ftruncate(file.descriptor, 0)
-    try:
-        with RemoteStream(shard.url) as stream:
-            while content := stream.read(_CHUNK):
-                if not is_wanted():
-                    return False
-                write_all(file.descriptor, content)
-    except BrokenStreamError as error:
-        raise DataError(f"Shard {shard.url!r} {error}.") from error
-    return True
 
 
 def _reject_other(shard: Shard) -> None:

@@ -7,15 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from kdpipes.storage import shard_folder
+from kdpipes.storage import remote, shard_folder
 from kdpipes.testing import FaultyFileSystem, faulty_storage
-from tests.storage.kept_shards import CONTENTS
+from tests.storage.kept_shards import CONTENTS, RANGE
 
 
 @pytest.fixture
 def forgets_tags(monkeypatch: pytest.MonkeyPatch) -> None:
     """No knowledge of tags from other tests."""
     monkeypatch.setattr(shard_folder, "_without_md5", set())
+
+
+@pytest.fixture
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloads by requests of 1,000 bytes, four at a time."""
+    monkeypatch.setattr(remote, "_FIRST_CHUNK", RANGE)
+    monkeypatch.setattr(remote, "_LARGEST_CHUNK", RANGE)
+    monkeypatch.setattr(remote, "_NUM_WHOLE", 4)
+
+
+@pytest.fixture
+def one_range(small_ranges: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloads by requests of 1,000 bytes, one at a time."""
+    monkeypatch.setattr(remote, "_NUM_WHOLE", 1)
 
 
 @pytest.fixture

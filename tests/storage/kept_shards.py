@@ -16,8 +16,8 @@ CONTENTS = [random.Random(seed).randbytes(SIZE) for seed in range(NUMBER)]
 FOR_ALL = 100 * SIZE
 
 
-def made(place: Path, max_bytes: int = FOR_ALL, **sizes: int) -> ShardCache:
-    return ShardCache(str(place), max_bytes, **{"num_ahead": 0, "num_ranges": 4, "range_size": RANGE, **sizes})
+def made(place: Path, max_bytes: int = FOR_ALL, num_ahead: int = 0) -> ShardCache:
+    return ShardCache(str(place), max_bytes, num_ahead)
 
 
 def shard(number: int) -> Shard:

@@ -14,10 +14,10 @@ from botocore.exceptions import NoCredentialsError
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
+from kdpipes.storage import remote
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.remote import RemoteStream, Span, read_range
 from kdpipes.storage.retries import is_rejected, retried, what_went_wrong
-from kdpipes.storage.shard_cache import ShardCache
 from tests.http_server import Served, serving, tar
 
 DATES = ["Wed, 01 Jul 2026 10:00:00 GMT", "Thu, 02 Jul 2026 10:00:00 GMT"]
@@ -92,12 +92,12 @@ def test_each_storage_has_a_hint_of_its_own(url: str, hint: str) -> None:
     assert what_went_wrong(url, OSError("reset")) == "reset"
 
 
-@pytest.mark.parametrize("range_size", [4_096, 1 << 20])
+@pytest.mark.parametrize("chunk", [4_096, 1 << 20])
 def test_whole_shards_come_from_a_server_without_ranges(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, range_size: int
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
-    monkeypatch.setitem(ShardCache.__init__.__kwdefaults__, "range_size", range_size)
+    monkeypatch.setattr(remote, "_FIRST_CHUNK", chunk)
     served.has_ranges, served.files["/a.tar"] = False, tar("a")
     want = [(b"a" * 3_000, n % 2) for n in range(10)]
     for _ in range(2):  # the second time, an index is there that has no tag to be known by

@@ -34,7 +34,7 @@ from tests.storage.kept_shards import (
     size_of,
 )
 
-pytestmark = pytest.mark.usefixtures("no_waits", "forgets_tags")
+pytestmark = pytest.mark.usefixtures("no_waits", "forgets_tags", "small_ranges")
 
 
 def test_many_processes_and_threads_fill_one_folder(origin: str, place: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes.storage import shard_folder
+from kdpipes.storage import remote, shard_folder
 from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import HeldFile, read_url, version_of, write_url
 from kdpipes.storage.shard_cache import Shard
@@ -23,7 +23,7 @@ from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import in_child
 from tests.storage.kept_shards import CONTENTS, NUMBER, RANGE, SIZE, has_read, kept, made, moved, shard, shards
 
-pytestmark = pytest.mark.usefixtures("no_waits", "forgets_tags")
+pytestmark = pytest.mark.usefixtures("no_waits", "forgets_tags", "small_ranges")
 
 
 @pytest.mark.parametrize("kind", ["reset", "reset_midway", "timeout", "unavailable", "too_many_requests", "truncate"])
@@ -35,9 +35,9 @@ def test_what_passes_is_outlasted(origin: str, place: Path, kind: Any) -> None:
         assert moved(files) == NUMBER * SIZE + wasted, "a range alone is asked for again"
 
 
-def test_a_download_that_fails_goes_on_later(origin: str, place: Path) -> None:
+def test_a_download_that_fails_goes_on_later(origin: str, place: Path, one_range: None) -> None:
     with faulty_storage(origin, faults=[Fault("unavailable", after=9, times=6, on="range")]) as files:
-        cache, one = made(place, num_ranges=1), shard(0)
+        cache, one = made(place), shard(0)
         assert not has_read(cache, one)
         assert not has_read(cache, one), "not tried again in this epoch"
         assert len([request for request in files.requests() if request.kind == "range"]) == 9 + 6
@@ -52,6 +52,7 @@ def test_a_download_that_fails_goes_on_later(origin: str, place: Path) -> None:
 def test_a_killed_download_is_resumed(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch, num_ranges: int
 ) -> None:
+    monkeypatch.setattr(remote, "_NUM_WHOLE", num_ranges)
     one, write, num_written = shard(0), shard_folder.write_all, 0
 
     def die(file: int, content: bytes) -> None:
@@ -63,10 +64,10 @@ def test_a_killed_download_is_resumed(
 
     with monkeypatch.context() as patch:
         patch.setattr(shard_folder, "write_all", die)
-        assert in_child(lambda: made(place, num_ranges=num_ranges).read(one, 0, 9)) == -signal.SIGKILL
+        assert in_child(lambda: made(place).read(one, 0, 9)) == -signal.SIGKILL
     assert (place / f"{one.name}.part").stat().st_size == 7 * RANGE + RANGE // 2
-    assert has_read(made(place, num_ranges=num_ranges), one)
-    assert 0 < storage.stats().bytes_repeated <= num_ranges * RANGE
+    assert has_read(made(place), one)
+    assert 0 < storage.stats().bytes_repeated <= (num_ranges + 1) * RANGE
     assert kept(place, ".tar", ".part") == [one.name]
 
 
