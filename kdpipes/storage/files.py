@@ -112,8 +112,7 @@ def version_in(info: Mapping[str, Any]) -> Version:
 
 def md5_of(version: Version) -> str | None:
     """Return the MD5 of a file, in hexadecimal, if its tag may be that: the ETag of an object uploaded in one piece."""
-    found = _MD5.fullmatch(version.tag)
-    return None if found is None else found[1]
+    return found[1] if (found := _MD5.fullmatch(version.tag)) else None
 
 
 def file_stamp(url: str) -> str:
@@ -252,10 +251,7 @@ def forget_listings(urls: Sequence[str]) -> None:
 def list_files(root: str, suffixes: Sequence[str], found: Iterable[str] = ()) -> list[str]:
     """Return the files below `root` that end with one of `suffixes` (lower case), sorted; hidden ones are left out.
 
-    Args:
-        root: A path or URL.
-        suffixes: The ends of the names.
-        found: The files of a listing, if one is known.
+    `found` are the files of a listing, if one is known.
     """
     found = found or (_list_local(root) if is_local(root) else list_versions(root))
     return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and "/." not in f"/{path}")
@@ -274,8 +270,9 @@ def list_versions(root: str) -> dict[str, Version]:
             entries = []
         entries = [entry for entry in entries if str(entry["name"]).strip("/") != str(path).strip("/")]
         folders = [str(entry["name"]) for entry in entries if entry["type"] == "directory"]
+        find = partial(ask, filesystem, "find", root, detail=True, num_bytes=_LISTING)
         threads = Threads(min(_NUM_LISTED, len(folders)), "kdpipes-listing")
-        coming = [threads.submit(partial(_found_below, filesystem, root, folder)) for folder in folders]
+        coming = [threads.submit(partial(retried, partial(find, folder))) for folder in folders]
         found = {str(entry["name"]): entry for entry in entries if entry["type"] != "directory"}
         for future in coming:
             found.update(future.result())
@@ -292,11 +289,6 @@ def list_folder(folder: str) -> dict[str, Version]:
         found = retried(lambda: ask(filesystem, "ls", folder, path, detail=True, num_bytes=_LISTING))
     files = (entry for entry in found if entry["type"] != "directory")
     return {str(entry["name"]).rpartition("/")[2]: version_in(entry) for entry in files}
-
-
-def _found_below(filesystem: Any, root: str, folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = retried(lambda: ask(filesystem, "find", root, folder, detail=True, num_bytes=_LISTING))
-    return found
 
 
 def _list_local(root: str) -> Iterator[str]:
@@ -364,23 +356,21 @@ def draft_of(path: Path, draft: Path | None = None) -> Iterator[Path]:
 def replace_file(path: Path, content: bytes, *, is_synced: bool = False) -> None:
     """Write a file atomically; an existing file is replaced.
 
-    Args:
-        path: The path of the file.
-        content: The whole content of the file.
-        is_synced: Whether the content is on the disk before the name is, so that a loss of power cannot part them.
+    If `is_synced`, the content is on the disk before the name is, so that a loss of power cannot part them.
     """
     with draft_of(path) as draft:
-        _write_draft(draft, content, is_synced)
+        with draft.open("wb") as file:
+            file.write(content)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
         draft.replace(path)
 
 
-def create_file(path: Path, content: bytes, *, is_synced: bool = False) -> None:
-    """Write a file atomically, unless it exists: of several processes, the first one decides.
-
-    Args: as those of `replace_file`.
-    """
+def create_file(path: Path, content: bytes) -> None:
+    """Write a file atomically, unless it exists: of several processes, the first one decides."""
     with draft_of(path) as draft:
-        _write_draft(draft, content, is_synced)
+        draft.write_bytes(content)
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -390,14 +380,6 @@ def create_file(path: Path, content: bytes, *, is_synced: bool = False) -> None:
                 raise
         except OSError:  # of file systems without hard links
             draft.replace(path)
-
-
-def _write_draft(draft: Path, content: bytes, is_synced: bool) -> None:
-    with draft.open("wb") as file:
-        file.write(content)
-        if is_synced:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def write_url(url: str, content: bytes) -> None:
@@ -442,7 +424,7 @@ def locked(path: Path, *, timeout_s: float | None = None) -> Iterator[bool]:
 
     Args:
         path: The lock file, which is created; never a file with data.
-        timeout_s: How long to wait for the lock; None waits for ever, 0 does not wait.
+        timeout_s: How long to wait for the lock; None waits for ever.
     """
     lock = FileLock(path)
     try:
@@ -492,10 +474,9 @@ class HeldFile:
     def _hold(self, *, is_alone: bool, waits: bool) -> bool:
         import fcntl
 
+        kind = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH
         try:
-            fcntl.flock(
-                self.descriptor, (fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH) | (0 if waits else fcntl.LOCK_NB)
-            )
+            fcntl.flock(self.descriptor, kind if waits else kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         self.is_alone = is_alone

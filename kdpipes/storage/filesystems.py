@@ -39,7 +39,7 @@ _EXTRAS = {
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "azure"),
 }
 _HTTP = ("http", "https")
-_PUBLIC, _PRIVATE, _LOOPBACK, _LINK_LOCAL = range(4)
+_PUBLIC, _PRIVATE, _LOOPBACK, _LINK_LOCAL = range(4)  # how private an address is
 _ALLOWED = "KDPIPES_ALLOW_PRIVATE_HOSTS"
 _METADATA = {"100.100.100.200", "fd00:ec2::254"}  # metadata servers of clouds, besides 169.254.169.254
 
@@ -49,14 +49,12 @@ class PrivateHostError(PermissionError):
 
 
 class _Known(NamedTuple):
-    """A file system, with fsspec's own, and the process and the settings that it was made in."""
-
     filesystem: Any
-    original: Any
+    original: Any  # fsspec's own
     process: int
     settings: dict[str, Any]
 
-    def holds(self, settings: dict[str, Any]) -> bool:
+    def is_current(self, settings: dict[str, Any]) -> bool:
         """Return whether fsspec would return the same file system now."""
         return self.process == os.getpid() and self.settings == settings and _is_kept(self.original)
 
@@ -85,18 +83,20 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     of_all, of_one = f"{token}{protocol}://", f"{token}{url}"
     for table in (mine, _shared):
         known = table.get(of_all) or table.get(of_one)
-        if known is not None and known.holds(settings):
-            return known.filesystem, _path_of(known.filesystem, url)
+        if known is not None and known.is_current(settings):
+            return known.filesystem, known.filesystem._strip_protocol(url)
     filesystem, path = fsspec.core.url_to_fs(url, **_guard(protocol) | options)
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:
         table.clear()
-    name = of_all if _is_one_for_all(filesystem) else of_one
+    # Otherwise URLs may hold a user or a host, besides the place of a file.
+    is_for_all = type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls
+    name = of_all if is_for_all else of_one
     table[name] = _Known(with_obstore(filesystem), filesystem, os.getpid(), dict(settings))
     return table[name].filesystem, path
 
 
-# fsspec offers the following by private names only. All implementations have them: `AbstractFileSystem` defines them.
+# fsspec offers `_parent`, `_strip_protocol` and the like by private names only; `AbstractFileSystem` defines them all.
 
 
 def parent_of(filesystem: Any, path: str) -> str:
@@ -104,19 +104,10 @@ def parent_of(filesystem: Any, path: str) -> str:
     return str(filesystem._parent(path))
 
 
-def _path_of(filesystem: Any, url: str) -> Any:
-    return filesystem._strip_protocol(url)
-
-
 def _is_kept(filesystem: Any) -> bool:
     """Return whether fsspec's instance cache still holds the file system, if its class is cached at all."""
     kind = type(filesystem)
     return not kind.cachable or kind._cache.get(filesystem._fs_token) is filesystem
-
-
-def _is_one_for_all(filesystem: Any) -> bool:
-    """Return whether URLs hold nothing but the place of a file, and no user or host."""
-    return bool(type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls)
 
 
 def check_filesystem(param: str, url: str) -> None:
@@ -138,12 +129,9 @@ def check_filesystem(param: str, url: str) -> None:
 
 def check_filesystems(param: str, urls: Iterable[str]) -> None:
     """Raise if the package of a protocol among `urls` is not installed, or fsspec does not know a protocol."""
-    for url in {_protocols(url): url for url in urls if not is_local(url)}.values():
+    remote = (url for url in urls if not is_local(url))
+    for url in {tuple(part.partition("://")[0] for part in url.split("::")): url for url in remote}.values():
         check_filesystem(param, url)
-
-
-def _protocols(url: str) -> tuple[str, ...]:
-    return tuple(part.partition("://")[0] for part in url.split("::"))
 
 
 def not_installed(url: str, error: ImportError) -> ImportError:
@@ -182,7 +170,7 @@ async def _guarded_client(**kwargs: Any) -> Any:
 
 async def _on_start(session: Any, context: Any, params: Any) -> None:
     host = params.url.host or ""
-    with suppress(ValueError):  # a name, which the resolver checks; it does not see addresses
+    with suppress(ValueError):  # of a name, which the resolver checks; addresses do not come to it
         ipaddress.ip_address(host.partition("%")[0])
         check_hosts(host, [host])
 

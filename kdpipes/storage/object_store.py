@@ -57,12 +57,12 @@ class ObjectFiles:
         self.filesystem = filesystem
         self._kind = kind
         # In other storage than S3, listings have other ETags than objects have through obstore.
-        self._methods = _METHODS if kind == "s3" else {"cat_file": _METHODS["cat_file"]}
+        self._methods = ("cat_file", "info") if kind == "s3" else ("cat_file",)
         self.forget()
         forget_after_fork(self)
 
     def forget(self) -> None:
-        """Start over without clients, those of another process."""
+        """Start over without the clients, which belong to another process."""
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, float | None], Any] = {}
 
@@ -83,12 +83,6 @@ class ObjectFiles:
         Contents are returned as a view of obstore's memory. A copy of 8 MiB costs more than the request: its pages are
         new to the process, so each of them is a page fault (1.1 s of CPU per GB without the copy, 2.9 s with it).
 
-        Args:
-            method: The name of the method.
-            timeout: How many seconds the storage may be silent; None is without limit.
-            path: The path of the object.
-            options: The keyword arguments of the method.
-
         Raises:
             FileNotFoundError: There is no such object.
             PermissionError: The storage has rejected the request.
@@ -102,18 +96,21 @@ class ObjectFiles:
         client = None if library is None else self._client(library, bucket, timeout)
         if library is None or client is None:
             return NotImplemented
+        read, exceptions = self._cat_file if method == "cat_file" else self._info, library.functions.exceptions
         try:
-            return self._methods[method](self, library.functions, client, path, key, **options)
-        except library.functions.exceptions.BaseError as error:
+            return read(library.functions, client, path, key, **options)
+        except exceptions.BaseError as error:
             text = str(error)
-            if isinstance(error, library.functions.exceptions.InvalidPathError):
+            if isinstance(error, exceptions.InvalidPathError):
                 return NotImplemented
             if "301 Moved" in text or "PermanentRedirect" in text or "AuthorizationHeaderMalformed" in text:
                 self._clients[bucket, timeout] = None  # a bucket of another region of S3, which s3fs finds out
                 return NotImplemented
-            raise _translated(library.functions, error, text) from None
+            if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+                raise PermissionError(_reason_of(text)) from None
+            raise (TimeoutError if _TIMEOUT.search(text) else OSError)(_reason_of(text)) from None
         except FileNotFoundError as error:
-            raise FileNotFoundError(_said(str(error))) from None
+            raise FileNotFoundError(_reason_of(str(error))) from None
 
     def _cat_file(
         self, library: Any, client: Any, path: str, key: str, start: int | None = None, end: int | None = None
@@ -146,9 +143,6 @@ class ObjectFiles:
             return self._clients[bucket, timeout]
 
 
-_METHODS = {"cat_file": ObjectFiles._cat_file, "info": ObjectFiles._info}
-
-
 def with_obstore(filesystem: Any) -> Any:
     """Return a file system whose objects are read through obstore, if obstore is installed and knows the storage."""
     protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple | list) else (filesystem.protocol,)
@@ -159,17 +153,7 @@ def with_obstore(filesystem: Any) -> Any:
     return filesystem.__dict__.setdefault("_kdpipes_objects", ObjectFiles(filesystem, kind))
 
 
-def _translated(library: Any, error: Exception, text: str) -> Exception:
-    """Return an error of obstore as one of the classes that the retries know, without its long description."""
-    rejections = library.exceptions.PermissionDeniedError, library.exceptions.UnauthenticatedError
-    if isinstance(error, rejections):
-        return PermissionError(_said(text))
-    if _TIMEOUT.search(text):
-        return TimeoutError(_said(text))
-    return OSError(_said(text))
-
-
-def _said(text: str) -> str:
+def _reason_of(text: str) -> str:
     """Return what the server or the system has said of an error: not the request, which may hold credentials."""
     message = _MESSAGE.search(text)
     if message is not None:
@@ -180,15 +164,12 @@ def _said(text: str) -> str:
 
 
 class _Library(NamedTuple):
-    """The functions of obstore, and its module of stores."""
-
     functions: Any
     stores: Any
 
 
-_loaded: dict[
-    int, _Library | None
-] = {}  # the library of each process of this lineage; a dropped one would close what others use
+# The library of each process of this lineage. A dropped one would close what others use.
+_loaded: dict[int, _Library | None] = {}
 
 
 def _library() -> _Library | None:
@@ -201,7 +182,7 @@ def _library() -> _Library | None:
     if process not in _loaded:
         with _loading[0]:  # each thread would load a copy of its own
             if process not in _loaded:
-                _loaded[process] = _copied_library() if any(_loaded.values()) else _import()
+                _loaded[process] = _copied_library() if any(_loaded.values()) else _imported_library()
     return _loaded[process]
 
 
@@ -216,7 +197,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _import() -> _Library | None:
+def _imported_library() -> _Library | None:
     try:
         return _Library(importlib.import_module("obstore._obstore"), importlib.import_module("obstore._store"))
     except ImportError:
@@ -224,6 +205,7 @@ def _import() -> _Library | None:
 
 
 def _copied_library() -> _Library | None:
+    # The dynamic linker loads a file of the same name only once, so the copy needs a file of its own.
     original = sys.modules["obstore._obstore"]
     try:
         descriptor = os.memfd_create("obstore")
@@ -245,7 +227,7 @@ def _copied_library() -> _Library | None:
 
 
 class _Client(NamedTuple):
-    """How obstore reaches a bucket: its configuration, and what provides credentials that may expire."""
+    """How obstore reaches a bucket; the provider returns credentials that may expire."""
 
     config: dict[str, Any]
     provider: Callable[[], dict[str, Any]] | None = None
@@ -260,18 +242,19 @@ def _new_client(library: Any, kind: str, filesystem: Any, bucket: str, timeout: 
     found = read(filesystem, options, bucket)
     if found is None:
         return None
-    seconds: dict[str, Any] = (
-        {} if timeout is None else dict.fromkeys(("read_timeout", "connect_timeout"), timedelta(seconds=timeout))
-    )
-    longest = timedelta(days=1) if timeout is None else timedelta(seconds=timeout + _LARGEST_S)
     is_plain = any(str(found.config.get(name, "")).startswith("http:") for name in ("endpoint", "base_url"))
+    client_options: dict[str, Any] = {"allow_http": is_plain, "timeout": timedelta(days=1)}
+    if timeout is not None:
+        limit = timedelta(seconds=timeout)
+        client_options |= {"read_timeout": limit, "connect_timeout": limit}
+        client_options["timeout"] = limit + timedelta(seconds=_LARGEST_S)
     if kind == "s3" and (bundle := os.environ.get("AWS_CA_BUNDLE")) and not is_plain:
-        seconds["root_certificate"] = Path(bundle).read_bytes()
+        client_options["root_certificate"] = Path(bundle).read_bytes()
     try:
         client = getattr(library.stores, store)(
             bucket,
             config=found.config,
-            client_options={"allow_http": is_plain, "timeout": longest, **seconds},
+            client_options=client_options,
             retry_config={"max_retries": 0},  # `retries` has the one policy
             credential_provider=found.provider,
         )
@@ -330,10 +313,9 @@ def _gcs_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Clien
     if os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or os.environ.get("GOOGLE_API_USE_CLIENT_CERTIFICATE"):
         return None
     endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST", "")
-    if endpoint in ("", "default"):
-        config = {}
-    else:
-        config = {"base_url": endpoint if "://" in endpoint else f"http://{endpoint}"}
+    config = {}
+    if endpoint not in ("", "default"):
+        config["base_url"] = endpoint if "://" in endpoint else f"http://{endpoint}"
     credentials = filesystem.credentials
     if credentials.credentials is None:
         return _Client({**config, "skip_signature": True})

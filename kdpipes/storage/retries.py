@@ -46,7 +46,7 @@ _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirecto
 _TEMPORARY_STATUSES = (408, 425, 429)
 _jitter = random.Random()
 _log = logging.getLogger(__name__)
-_told_at = -math.inf
+_warned_at = -math.inf
 
 _URL = re.compile(r"\S+://\S+")
 _REJECTED_STATUSES = (401, 403, 407)
@@ -81,14 +81,8 @@ def retried(
 ) -> Result:
     """Return the result of an action; on a temporary error, try again after growing, randomized waits.
 
-    Errors of any class are retried, because those of botocore and aiohttp are not OSErrors. Missing files and rejected
-    requests are not. The last error is raised.
-
-    Args:
-        action: The request.
-        num_tries: The maximum number of tries.
-        num_silent: The maximum number of tries that time out.
-        final: Errors that are raised at once.
+    Errors of any class are retried, because those of botocore and aiohttp are not OSErrors. Missing files, rejected
+    requests and errors of the classes `final` are raised at once, and so is the `num_silent`-th try that times out.
     """
     num_timeouts = 0
     for attempt in range(1, num_tries):
@@ -106,10 +100,10 @@ def retried(
 
 def _log_retry(attempt: int, num_tries: int, error: Exception) -> None:
     """Log the first failure at level INFO and further ones as warnings, at most one per `_PAUSE_S`."""
-    global _told_at
+    global _warned_at
     now = time.monotonic()
-    is_due = attempt > 1 and now - _told_at >= _PAUSE_S
-    _told_at = now if is_due else _told_at
+    is_due = attempt > 1 and now - _warned_at >= _PAUSE_S
+    _warned_at = now if is_due else _warned_at
     text = masked(f"Storage does not answer, trying again ({attempt + 1} of {num_tries}): {_reason_of(error)}")
     _log.log(logging.WARNING if is_due else logging.INFO, "%s", text)
 
@@ -166,12 +160,12 @@ def _is_rejection(error: BaseException) -> bool:
 
 
 def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, **kwargs: Any) -> Any:
-    """Call a method of a file system within the time limit.
+    """Call a method of a file system, such as "info", within the time limit; errors name `url`.
 
     Args:
         filesystem: An fsspec file system.
-        method: The name of the method, such as "info" or "cat_file".
-        url: The URL that errors name.
+        method: The name of the method.
+        url: The URL of the file.
         args: Positional arguments of the method.
         num_bytes: The size of the answer; large answers get more time.
         kwargs: Keyword arguments of the method.
@@ -205,13 +199,8 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
 def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Result:
     """Return the result of an action that cannot be cancelled; when it is late, a daemon thread is left with it.
 
-    Args:
-        action: The request.
-        url: The URL that errors name.
-        num_bytes: The size of the answer; large answers get more time.
-
     Raises:
-        SilenceError: It takes longer than the time limit.
+        SilenceError: It takes longer than the time limit, which is longer for answers of many bytes.
     """
     seconds = current_access().timeout_s
     if seconds is None:

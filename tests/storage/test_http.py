@@ -138,7 +138,7 @@ def test_a_rejected_port_and_a_bad_certificate_are_named(served: Served, no_wait
 def test_storage_that_is_asked_again_is_logged_now_and_then(
     no_waits: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._told_at", -math.inf)
+    monkeypatch.setattr("kdpipes.storage.retries._warned_at", -math.inf)
     answers = iter([OSError("http://ada:pw@host/a?sig=1 reset"), OSError("again"), OSError("again"), "bytes"] * 3)
 
     def ask() -> Any:
