@@ -64,16 +64,6 @@ def values_of(column: Column) -> NDArray[Any]:
     return as_column([json.loads(text) if text else None for text in column])
 
 
-def _check_value(value: Any) -> None:
-    """Raise ValueError unless a column can hold a value."""
-    if value is not MISSING and type(value) not in (type(None), bool, int, float, str):
-        raise ValueError(f"it is a {type(value).__name__}")
-    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
-        raise ValueError("the integer does not fit into 64 bits")
-    if type(value) is str:
-        value.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
-
-
 class ColumnBuilder:
     """Collects the columns of one shard, sample by sample.
 
@@ -92,11 +82,7 @@ class ColumnBuilder:
         return any(name == field or name.startswith(f"{field}.") for name in self._values)
 
     def add(self, key: str, contents: Mapping[str, bytes]) -> None:
-        """Add a sample.
-
-        Args:
-            key: The key of the sample.
-            contents: The contents of its members, by field; those that are not needed may be left out.
+        """Add a sample with the contents of its members by field, of which those that are not needed may be left out.
 
         Raises:
             DataError: A member cannot be decoded, or a value cannot be kept.
@@ -108,7 +94,12 @@ class ColumnBuilder:
                 if field is not None and field not in decoded:
                     decoded[field] = decode_member(field, contents[field])
                 value = MISSING if field is None else self._entry(decoded[field], name, field)
-                _check_value(value)
+                if value is not MISSING and type(value) not in (type(None), bool, int, float, str):
+                    raise ValueError(f"it is a {type(value).__name__}")
+                if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+                    raise ValueError("the integer does not fit into 64 bits")
+                if type(value) is str:
+                    value.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
             except ValueError as error:
                 raise DataError(
                     f"Column {name!r} of sample {key!r} in {self._url!r} cannot be kept in the index: {error}. Columns "

@@ -55,7 +55,7 @@ class Places:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The index of one shard.
+    """The index of one version of a shard.
 
     Args:
         version: The version of the tar that it describes.
@@ -158,12 +158,9 @@ class IndexBuilder:
         return len(self._keys)
 
     def add(self, key: str, members: Iterable[tuple[str, int, int, int | None, int | None]]) -> None:
-        """Add a sample.
+        """Add a sample, with name, offset, size, checksum and value of each field.
 
-        Args:
-            key: The key of the sample.
-            members: For each field its name, offset, size, checksum and value; None for a checksum that was not
-                computed, and for a value that is not an integer.
+        A checksum that was not computed is None, as is a value that is not an integer.
         """
         for name, offset, size, checksum, value in members:
             self._has_checksums &= checksum is not None

@@ -10,7 +10,7 @@ import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import IO, Any, NamedTuple
 
@@ -71,20 +71,23 @@ def read_members(
 ) -> Generator[list[tuple[Member, bytes]], None, None]:
     """Yield the members of each of a tar's samples with their contents, front to back.
 
-    Tars are unpacked according to their suffix. Remote tars are read ahead, and reading continues where a request has
-    failed.
-
-    Args:
-        url: A path or URL.
-        open_stream: A function that opens a remote tar.
-        max_member_bytes: The maximum size of a member; a small compressed file can hold very large members.
+    Tars are unpacked according to their suffix, remote ones also locally, so that reading can continue where a request
+    broke off. A small compressed file can hold very large members, which `max_member_bytes` limits.
 
     Raises:
         FileNotFoundError: The tar does not exist.
         DataError: The tar is truncated, damaged, or not a tar; two members of a sample have the same extension.
     """
     compression = compression_of(url)
-    with _opened(url, compression, open_stream) as file:
+    unpack = None if compression is None else compr.get(compression)
+    if compression is not None and unpack is None:
+        raise DataError(f"{url!r} cannot be read: Compression type {compression} not supported")
+    raw: Any
+    file: Any
+    with (
+        open_local(url) if is_local(url) else open_stream(url) as raw,
+        nullcontext(raw) if unpack is None else unpack(raw, mode="r") as file,
+    ):
         has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
@@ -94,20 +97,6 @@ def read_members(
 def compression_of(url: str) -> str | None:
     """Return how a tar is compressed, by its suffix; None if it is not."""
     return next((name for suffix, name in _COMPRESSIONS.items() if path_of(url).endswith(suffix)), None)
-
-
-@contextmanager
-def _opened(url: str, compression: str | None, open_stream: Callable[[str], RemoteStream]) -> Iterator[Any]:
-    """Open a tar; remote ones are unpacked locally, so that reading can continue where a request broke off."""
-    unpack = None if compression is None else compr.get(compression)
-    if compression is not None and unpack is None:
-        raise DataError(f"{url!r} cannot be read: Compression type {compression} not supported")
-    with open_local(url) if is_local(url) else open_stream(url) as raw:
-        if unpack is None:
-            yield raw
-        else:
-            with unpack(raw, mode="r") as file:
-                yield file
 
 
 def _members(url: str, source: ForwardBytes) -> Iterator[Member]:
@@ -195,18 +184,6 @@ def _grouped(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[t
         yield group
 
 
-class _Hashed:
-    """A file that is read front to back, and hashed."""
-
-    def __init__(self, file: Any, checksum: Any) -> None:
-        self._file, self._checksum = file, checksum
-
-    def read(self, size: int) -> bytes:
-        content: bytes = self._file.read(size)
-        self._checksum.update(content)
-        return content
-
-
 def index_shard(
     url: str,
     version: Version,
@@ -225,30 +202,28 @@ def index_shard(
         version: The version of the tar.
         with_checksums: Whether to read all contents and keep their CRC-32.
         columns: The names of the columns to keep, such as "json.width".
-        checksum: A hash object of hashlib, updated with all bytes of a remote tar.
+        checksum: A hash object of hashlib for a remote tar, which is updated with all of its bytes.
 
     Raises:
         DataError: The tar is truncated, damaged, compressed, or not a tar; or a column cannot be kept.
         FieldError: No sample has a value of a column.
     """
     builder, kept, is_here = IndexBuilder(), ColumnBuilder(url, columns), is_local(url)
-    with open_local(url) if is_here else RemoteStream(url) as opened:
-        file: Any = opened if is_here or checksum is None else _Hashed(opened, checksum)
-        source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file)
+    file: Any
+    with open_local(url) if is_here else RemoteStream(url) as file:
+        source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file, checksum)
         with _naming(url, source, "a plain tar", lambda: _hint(file)):
             is_whole = with_checksums or not is_here
             for group in _grouped(url, _wanted(url, source, lambda field: is_whole or kept.needs(field))):
                 add_sample(builder, group)
                 if columns:
                     kept.add(group[0][0].key, {member.field: each for member, each in group if each is not None})
-            while checksum is not None and not is_here and file.read(_CHUNK):
-                pass
     return replace(builder.index(version), columns=kept.columns())
 
 
 def _wanted(url: str, source: ForwardBytes, is_wanted: Callable[[str], bool]) -> Iterator[tuple[Member, bytes | None]]:
     """Yield the members, with the contents that the index needs: numbers, and the fields that are wanted."""
-    longest: dict[str, float] = {}  # the contents of each field that are needed, by size
+    longest: dict[str, float] = {}  # by field, up to which size contents are needed
     for member in _members(url, source):
         _, field, name, offset, size = member
         if field not in longest:
