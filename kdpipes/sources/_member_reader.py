@@ -185,7 +185,7 @@ class MemberReader:
                     '`cache_dir` is not used for new shards, because %s. `fetch="shards"` always uses it.', reason
                 )
         if self._is_whole:
-            visits = survey.visits()
+            visits = survey.visits
             shards = [_shard(catalog, number) for number in visits.shards.tolist()]
             self._cache.expect(shards, visits.untils().tolist())
         else:
@@ -202,7 +202,7 @@ class MemberReader:
         if 2 * used[touched].sum() < whole[touched].sum():
             return "the epoch needs less than half of the shards' bytes"
         largest = max(touched.tolist(), key=lambda number: catalog.versions[number].size)
-        visits = survey.visits()
+        visits = survey.visits
         num_at_once = int((visits.untils() - np.arange(len(visits.shards))).max()) + 1 + _SPARE
         room = min(num_at_once, len(touched)) * catalog.versions[largest].size
         has_room = self._cache.takes(_shard(catalog, largest), room)

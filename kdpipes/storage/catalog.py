@@ -250,11 +250,7 @@ def make_index(
 ) -> ShardIndex:
     """Index a shard, and write the index beside it, or to the local cache if the storage is read-only.
 
-    Args:
-        url: The URL of the tar.
-        version: The version of the tar, if it is known.
-        with_checksums: Whether to read all contents, too, and keep their checksums.
-        columns: The names of the columns to keep.
+    `with_checksums` reads all contents of a local shard, too, and keeps their checksums; remote ones always have them.
     """
     known = version or version_of(url)
     if is_local(url):
@@ -282,11 +278,6 @@ def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> Sh
 
     Columns that an earlier index keeps stay. If an index of a remote shard lacks only columns, and members are large,
     only the members that the columns need are read.
-
-    Args:
-        url: The URL of the tar.
-        with_checksums: Whether to read all contents of a local shard, too, and keep their checksums.
-        columns: The names of the columns to keep.
     """
     version = version_of(url)
     index = find_index(url, version).index
@@ -428,14 +419,9 @@ def _may_fit(then: Version, now: Version, sidecar: str) -> bool:
 
 @dataclass(frozen=True)
 class ShardSeen:
-    """The contents of a shard.
+    """The contents of a shard, in its index; None if the shard was not read.
 
-    Args:
-        url: The URL of the shard.
-        num_bytes: The size of the shard in bytes.
-        state: The state of its index; "impossible" for a compressed tar, which has no positions.
-        index: The contents; None if the shard was not read. Of a compressed tar, the sizes are right and the offsets
-            mean nothing.
+    The state of the index is "impossible" for a compressed tar, which has no positions: the offsets mean nothing.
     """
 
     url: str
@@ -445,11 +431,9 @@ class ShardSeen:
 
 
 def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSeen]:
-    """Yield the contents of each shard, in order. Nothing is written, beside the shards or to the local cache.
+    """Yield the contents of each tar, which may be compressed, in order. Nothing is written anywhere.
 
-    Args:
-        urls: The URLs of tars, which may be compressed.
-        scan: Whether to read shards without a fresh index: of local plain tars the headers, of others everything.
+    `scan` reads shards without a fresh index: of local plain tars the headers, of others everything.
     """
     return in_order(partial(_seen, scan=scan), urls)
 

@@ -341,10 +341,8 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
 def draft_of(path: Path, draft: Path | None = None) -> Iterator[Path]:
     """Yield the path at which to write a draft of a file; a draft that has not been moved is removed.
 
-    Args:
-        path: The final path of the file.
-        draft: The path of the draft, in the same file system. By default it is hidden beside the file,
-            `.NAME.RANDOM.part`; what a killed process leaves behind is recognized by that name.
+    By default it is hidden beside the file, `.NAME.RANDOM.part`; what a killed process leaves behind is recognized by
+    that name.
     """
     draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:

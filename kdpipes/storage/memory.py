@@ -125,14 +125,8 @@ _shards = MappedFiles(_KEPT_SHARDS)
 def read_span(path: str, offset: int, size: int, version: Version | None = None) -> bytes:
     """Return `size` bytes of a file from `offset` on, or fewer at its end. The last 64 files stay mapped.
 
-    Args:
-        path: The path of the file.
-        offset: The offset of the first byte.
-        size: The number of bytes.
-        version: The version that the file had when it was indexed; others are an error.
-
     Raises:
-        DataError: The file has been replaced.
+        DataError: The file is no longer of the `version` that it had when it was indexed.
     """
     file = _shards.mapped(path, os.stat(path))  # noqa: PTH116 - of each read
     content = file.buffer[offset : offset + size]

@@ -33,7 +33,6 @@ __all__ = [
     "Records",
     "WrittenSample",
     "finished_index",
-    "header_of",
     "part_name",
     "read_header",
     "read_records",
@@ -72,12 +71,17 @@ class Header(NamedTuple):
         return json.dumps({"layout": _LAYOUT, "format": FORMAT, **self._asdict()}, indent=1).encode() + b"\n"
 
 
-def header_of(content: bytes, place: str) -> Header:
-    """Return the header with some content.
+def read_header(folder: Path) -> Header | None:
+    """Return the header of a folder; None if it is missing.
 
     Raises:
-        DataError: It is not a header, or of another version.
+        DataError: It is damaged, or of another version.
     """
+    place = str(folder)
+    try:
+        content = (folder / HEADER).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     try:
         said = json.loads(content)
         written = said["layout"], said["format"]
@@ -92,15 +96,6 @@ def header_of(content: bytes, place: str) -> Header:
         raise
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(f"{place!r} holds no records, or its {HEADER} is damaged.") from error
-
-
-def read_header(folder: Path) -> Header | None:
-    """Return the header of a folder; None if it is missing."""
-    try:
-        content = (folder / HEADER).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return header_of(content, str(folder))
 
 
 def part_name(number: int) -> str:
@@ -246,9 +241,13 @@ def _make_room(env: Any, batch: list[tuple[int, bytes]]) -> None:
 
 
 def _starts(env: Any, path: Path) -> NDArray[np.int64]:
-    """Return where in the file the records begin, in order."""
+    """Return where in the file the records begin, in order.
+
+    LMDB does not tell offsets, but returns views of its map, at distances that are those in the file.
+    """
     with env.begin(buffers=True) as transaction, path.open("rb") as file:
-        addresses = np.fromiter(map(_address, _values(transaction)), dtype=np.int64)
+        arrays = (np.frombuffer(value, np.uint8) for value in _values(transaction))
+        addresses = np.fromiter((array.__array_interface__["data"][0] for array in arrays), dtype=np.int64)
         if not len(addresses):
             return addresses
         with map_file(file.fileno()) as content:
@@ -268,10 +267,6 @@ def _starts(env: Any, path: Path) -> NDArray[np.int64]:
 def _values(transaction: Any) -> Iterator[memoryview]:
     values: Iterator[memoryview] = transaction.cursor().iternext(keys=False)
     return values
-
-
-def _address(value: memoryview) -> int:
-    return int(np.frombuffer(value, np.uint8).__array_interface__["data"][0])
 
 
 def _packed(index: IndexBuilder, record: WrittenSample) -> tuple[int, bytes]:

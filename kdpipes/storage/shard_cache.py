@@ -10,7 +10,7 @@ import weakref
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -321,13 +321,7 @@ class NeededShards:
 
 
 class Visits(NamedTuple):
-    """The intervals of an epoch in which shards are needed, sorted by their starts.
-
-    Args:
-        shards: The number of the shard, `[n]`.
-        starts: The place in the epoch at which the interval starts, `[n]`.
-        stops: The place before which it ends, `[n]`.
-    """
+    """The intervals of an epoch in which shards are needed, from a place in the epoch up to another one, by starts."""
 
     shards: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -349,7 +343,7 @@ class Survey:
         is_counted: For each shard, whether it counts.
         orders: The positions of the epoch, in windows; each is iterated twice.
 
-    >>> Survey(np.array([3, 3, 0, 1, 0, 1]), np.ones(4, dtype=bool), [np.arange(6)]).visits().shards
+    >>> Survey(np.array([3, 3, 0, 1, 0, 1]), np.ones(4, dtype=bool), [np.arange(6)]).visits.shards
     array([3, 0, 1])
     """
 
@@ -358,7 +352,6 @@ class Survey:
         self.is_used = np.zeros(len(shards), dtype=bool)  # which samples of the source are needed
         self.counts = np.zeros(len(is_counted), dtype=np.int64)  # how many samples of each shard are needed
         self._num_runs = 0  # how many times the epoch goes on to another shard
-        self._visits: Visits | None = None
         digest, last = hashlib.blake2b(digest_size=16), -1
         for positions, numbers in self._counted(digest.update):
             self.is_used[positions] = True
@@ -378,13 +371,9 @@ class Survey:
             if is_counted.any():
                 yield positions[is_counted], numbers[is_counted]
 
+    @cached_property
     def visits(self) -> Visits:
-        """Return the visits of the epoch; a shard that is needed again soon is still being visited."""
-        if self._visits is None:
-            self._visits = self._found_visits()
-        return self._visits
-
-    def _found_visits(self) -> Visits:
+        """The visits of the epoch; a shard that is needed again soon is still being visited."""
         far = _AT_ONCE * self.num_samples // max(int(np.count_nonzero(self.counts)), 1)
         latest = np.zeros(len(self.counts), dtype=np.int64)  # the last visit of each shard so far
         ends = np.full(len(self.counts), -far - 1)  # where that ends; long before the epoch where there is none
@@ -421,6 +410,5 @@ class Survey:
         most = 2 * num_shards * self.num_samples / np.count_nonzero(self.is_used)  # twice for each round
         if self._num_runs <= most:
             return True
-        visits = self.visits()
-        num_at_once = (visits.stops - visits.starts).sum() / self.num_samples
-        return bool(len(visits.shards) <= most and num_at_once <= min(_AT_ONCE, num_shards / 2))
+        num_at_once = (self.visits.stops - self.visits.starts).sum() / self.num_samples
+        return bool(len(self.visits.shards) <= most and num_at_once <= min(_AT_ONCE, num_shards / 2))

@@ -75,21 +75,13 @@ Expendable = Callable[[list["StoredFile"]], Iterable["StoredFile"]]
 
 
 class StoredFile(NamedTuple):
-    """A file in the folder.
-
-    Args:
-        path: The path of the file.
-        name: The name of the shard.
-        size: The size of the whole shard in bytes; a part needs room for all of it.
-        num_bytes: The size of the file in bytes.
-        used: When the file was last used.
-    """
+    """A file in the folder: a whole shard, or a part, which needs room for the whole."""
 
     path: Path
-    name: str
-    size: int
-    num_bytes: int
-    used: float
+    name: str  # of the shard
+    size: int  # of the whole shard
+    num_bytes: int  # of the file
+    used: float  # when it was used last
 
 
 class ShardFolder:
@@ -273,12 +265,8 @@ def _has_ended(part: HeldFile) -> bool:
 def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> bool:
     """Append what a file lacks of a shard, and return whether the shard is complete and verified.
 
-    Bytes are written in order, so that the file's length says what is there, also after the process was killed.
-
-    Args:
-        shard: The shard.
-        file: A file with the beginning of this version of the shard, open for appending and held alone.
-        is_wanted: A function that is called again and again, and returns whether to go on.
+    The file is open for appending and held alone. Bytes are written in order, so that its length says what is there,
+    also after the process was killed. `is_wanted` is called again and again, and returns whether to go on.
     """
     earlier, due = None, md5_of(shard.version)
     for _ in range(2):

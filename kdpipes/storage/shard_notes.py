@@ -66,12 +66,7 @@ class SavedNotes:
 
 
 class Seen(NamedTuple):
-    """What is known of an existing shard.
-
-    Args:
-        num_bytes: The size of the shard in bytes; -1 if it is unknown.
-        num_samples: The number of samples; None if it is unknown.
-    """
+    """What is known of an existing shard: a size of -1 and a number of None are not known."""
 
     num_bytes: int
     num_samples: int | None = None

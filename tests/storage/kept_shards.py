@@ -55,5 +55,6 @@ def size_of(place: Path) -> int:
 
 
 def settle() -> None:
-    """Wait for the threads that look ahead."""
+    """Wait for the threads that look ahead, and for the requests of streams that were closed."""
     assert threads_left(name="kdpipes-shards") == []
+    assert threads_left(name="kdpipes-stream") == []

@@ -98,6 +98,7 @@ def test_a_full_disk_is_told_once_and_left_as_it_was(
         with pytest.warns(UserWarning, match=r"^Shards cannot be kept in '.*kept': .*No space left on device\. Memb"):
             assert not has_read(cache, shard(0))
         assert kept(place, ".tar", ".part") == []
+        settle()
         before = len(storage.requests())
         cache.prefetch(shards())
         assert not has_read(cache, shard(1))

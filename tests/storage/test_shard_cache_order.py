@@ -28,7 +28,7 @@ def survey(shards: Any, window: int = 7, positions: Any = None) -> Survey:
 
 @given(st.lists(st.integers(0, 5), max_size=60), st.integers(1, 60))
 def test_every_sample_lies_in_a_visit_of_its_shard(shards: list[int], window: int) -> None:
-    visits = survey(shards, window).visits()
+    visits = survey(shards, window).visits
     assert (np.diff(visits.starts) > 0).all()
     assert (visits.untils() >= np.arange(len(visits.shards))).all()
     rows = list(zip(*(column.tolist() for column in visits), strict=True))
@@ -39,8 +39,8 @@ def test_every_sample_lies_in_a_visit_of_its_shard(shards: list[int], window: in
 
 def test_a_shard_needed_again_much_later_is_visited_again() -> None:
     twice = np.concatenate([IN_ORDER, IN_ORDER])
-    assert survey(twice).visits().shards.tolist() == [*range(40), *range(40)]
-    side_by_side = survey(SIDE_BY_SIDE).visits()
+    assert survey(twice).visits.shards.tolist() == [*range(40), *range(40)]
+    side_by_side = survey(SIDE_BY_SIDE).visits
     assert side_by_side.shards.tolist() == list(range(40))
     assert side_by_side.untils().tolist() == [8 * (n // 8) + 7 for n in range(40)]
 
@@ -51,13 +51,13 @@ def test_windows_do_not_matter(shards: list[int], window: int, random: Any) -> N
     whole, parts = survey(shards, 60, positions), survey(shards, window, positions)
     assert parts.digest == whole.digest
     assert parts.goes_by_shards() is whole.goes_by_shards()
-    assert all(map(np.array_equal, parts.visits(), whole.visits()))
+    assert all(map(np.array_equal, parts.visits, whole.visits))
 
 
 def test_shards_that_do_not_count_are_left_out() -> None:
     is_counted = np.array([True, False, True])
     found = Survey(np.array([0, 1, 2, 1]), is_counted, [np.array([3, 2]), np.array([1, 1]), np.array([0])])
-    assert (found.num_samples, found.counts.tolist(), found.visits().shards.tolist()) == (2, [1, 0, 1], [2, 0])
+    assert (found.num_samples, found.counts.tolist(), found.visits.shards.tolist()) == (2, [1, 0, 1], [2, 0])
 
 
 @pytest.mark.parametrize(
