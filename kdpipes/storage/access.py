@@ -9,13 +9,15 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fsspec.utils import tokenize
 
 from kdpipes.core.errors import is_number, must_be
 
 __all__ = ["DEFAULT_S", "Access", "Threads", "check_timeout", "current_access", "using"]
+
+Result = TypeVar("Result")
 
 DEFAULT_S = 30.0  # the time limit of a request
 
@@ -98,9 +100,9 @@ class Threads:
         self._num_missing, self._name = number, name
         weakref.finalize(self, _end, self._jobs, number)
 
-    def submit(self, action: Callable[[], Any]) -> Future[Any]:
+    def submit(self, action: Callable[[], Result]) -> Future[Result]:
         """Run a function in one of the threads, with the caller's access."""
-        future: Future[Any] = Future()
+        future: Future[Result] = Future()
         with self._lock:
             self._jobs.put((action, future, current_access()))
             if self._num_missing and self._jobs.qsize():

@@ -64,7 +64,9 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
     is_first = (os.getpid(), path) not in _opened
     _opened.add((os.getpid(), path))
     with ExitStack() as stack:
-        with suppress(OSError):  # the cache may be read-only
+        # Other processes that open the same shards wait, and then map what this one has made. Without a lock, if the
+        # cache is read-only, each process joins the indexes for itself.
+        with suppress(OSError):
             make_cache_folder(path.parent)
             stack.enter_context(locked(path.with_suffix(".lock")))
         joined: Catalog | None = None

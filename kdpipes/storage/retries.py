@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import queue
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
-from typing import Any, TypeVar, cast
+from concurrent.futures import as_completed, wait
+from typing import Any, TypeVar
 
 from kdpipes.core.errors import masked
-from kdpipes.storage.access import current_access, using
+from kdpipes.storage.access import Threads, current_access
 from kdpipes.storage.filesystems import PrivateHostError
 from kdpipes.storage.object_store import ObjectFiles
 
@@ -41,6 +39,7 @@ NUM_TRIES_WITH_COPY = 2  # where a local copy can be used instead
 NUM_SILENT = 2  # tries that may time out: each takes the whole time limit
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _SLOWEST = 1 << 18  # bytes per second; large answers get that much more time
+_NAME = "kdpipes-request"  # of threads that are left behind with a request that is late
 _PAUSE_S = 10.0  # between two warnings, because many threads may wait for the same server
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
 _TEMPORARY_STATUSES = (408, 425, 429)
@@ -205,51 +204,28 @@ def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Resul
     seconds = current_access().timeout_s
     if seconds is None:
         return action()
-    limit, future = seconds + num_bytes / _SLOWEST, Future[Result]()
-
-    def answer() -> None:
-        try:
-            future.set_result(action())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=answer, name="kdpipes-request", daemon=True).start()
+    limit, request = seconds + num_bytes / _SLOWEST, Threads(1, _NAME).submit(action)
     try:
-        return future.result(limit)
+        return request.result(limit)
     except NotDone as error:
-        if future.done():  # the request itself raised a TimeoutError
+        if request.done():  # the request itself raised a TimeoutError
             raise
         raise _silence(url, limit) from error
 
 
 def hedged(action: Callable[[], Result]) -> Result:
     """Return the result of a request; one that has no answer in time is sent again, and the first answer counts."""
-    access = current_access()
-    if access.hedge_s is None:
+    seconds = current_access().hedge_s
+    if seconds is None:
         return action()
-    answers: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
-
-    def send() -> None:
-        try:
-            with using(access):
-                answers.put((action(), None))
-        except BaseException as error:
-            answers.put((None, error))
-
-    def start() -> None:
-        threading.Thread(target=send, name="kdpipes-request", daemon=True).start()
-
-    start()
-    try:
-        result, error = answers.get(timeout=access.hedge_s)
-    except queue.Empty:
-        start()
-        result, error = answers.get()
-        if error is not None:
-            result, error = answers.get()
-    if error is not None:
-        raise error
-    return cast("Result", result)
+    # The slower request cannot be cancelled; its thread ends with it.
+    requests = [Threads(1, _NAME).submit(action)]
+    if not wait(requests, seconds).done:
+        requests.append(Threads(1, _NAME).submit(action))
+    for answered in as_completed(requests):
+        if answered.exception() is None:
+            break
+    return answered.result()
 
 
 def _silence(url: str, seconds: float) -> SilenceError:

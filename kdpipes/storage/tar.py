@@ -91,24 +91,12 @@ def read_members(
         has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
-            yield from _grouped(url, _contents(url, source, max_member_bytes))
+            yield from _grouped(url, _members(url, source, lambda _: True, max_member_bytes))
 
 
 def compression_of(url: str) -> str | None:
     """Return how a tar is compressed, by its suffix; None if it is not."""
     return next((name for suffix, name in _COMPRESSIONS.items() if path_of(url).endswith(suffix)), None)
-
-
-def _members(url: str, source: ForwardBytes) -> Iterator[Member]:
-    """Yield the members that belong to samples."""
-    for entry in read_entries(source):
-        name, offset, size, kind = entry
-        key, field = _split(name)
-        if key is None or not field or kind == "other":
-            continue
-        if kind != "file":
-            raise DataError(f"Member {name!r} of shard {url!r} is a link or has holes: it has no content of its own.")
-        yield Member(key, field.lower(), name, offset, size)
 
 
 def _split(name: str) -> tuple[str | None, str | None]:
@@ -121,24 +109,38 @@ def _split(name: str) -> tuple[str | None, str | None]:
     return found
 
 
-def _contents(url: str, source: ForwardBytes, max_bytes: int) -> Iterator[tuple[Member, bytes]]:
-    """Yield the members that belong to samples, each with its content."""
-    for member in _members(url, source):
-        if member.size > max_bytes:
+def _members(
+    url: str, source: ForwardBytes, is_wanted: Callable[[str], bool], max_bytes: float = math.inf
+) -> Iterator[tuple[Member, Any]]:
+    """Yield the members that belong to samples, with the contents of wanted fields and of numbers; None for others."""
+    longest: dict[str, float] = {}  # by field, up to which size contents are needed
+    for name, offset, size, kind in read_entries(source):
+        key, field = _split(name)
+        if key is None or not field or kind == "other":
+            continue
+        if kind != "file":
+            raise DataError(f"Member {name!r} of shard {url!r} is a link or has holes: it has no content of its own.")
+        field = field.lower()
+        if field not in longest:
+            is_number = field.rsplit(".", 1)[-1] in NUMBERS
+            longest[field] = math.inf if is_wanted(field) else _LONGEST_NUMBER if is_number else -1
+        member = Member(key, field, name, offset, size)
+        if size > longest[field]:
+            yield member, None
+            continue
+        if size > max_bytes:
             raise DataError(
-                f"Member {member.name!r} of shard {url!r} at offset {member.offset} has {member.size:,} bytes; "
+                f"Member {name!r} of shard {url!r} at offset {offset} has {size:,} bytes; "
                 f"`stream_shards(max_member_bytes=)` allows {max_bytes:,}."
             )
         try:
-            content = source.take(member.offset, member.size)
+            content = source.take(offset, size)
         except BrokenStreamError as error:
-            raise UnreadableTarError(f"{error} (in member {member.name!r} at offset {member.offset})") from error
+            raise UnreadableTarError(f"{error} (in member {name!r} at offset {offset})") from error
         except _UNREADABLE as error:
-            raise DataError(
-                f"Shard {url!r} is truncated in member {member.name!r} at offset {member.offset}: {error}."
-            ) from error
-        if len(content) < member.size:
-            raise truncated(member.name, member.offset, member.size, len(content))
+            raise DataError(f"Shard {url!r} is truncated in member {name!r} at offset {offset}: {error}.") from error
+        if len(content) < size:
+            raise truncated(name, offset, size, len(content))
         yield member, content
 
 
@@ -214,25 +216,11 @@ def index_shard(
         source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file, checksum)
         with _naming(url, source, "a plain tar", lambda: _hint(file)):
             is_whole = with_checksums or not is_here
-            for group in _grouped(url, _wanted(url, source, lambda field: is_whole or kept.needs(field))):
+            for group in _grouped(url, _members(url, source, lambda field: is_whole or kept.needs(field))):
                 add_sample(builder, group)
                 if columns:
                     kept.add(group[0][0].key, {member.field: each for member, each in group if each is not None})
     return replace(builder.index(version), columns=kept.columns())
-
-
-def _wanted(url: str, source: ForwardBytes, is_wanted: Callable[[str], bool]) -> Iterator[tuple[Member, bytes | None]]:
-    """Yield the members, with the contents that the index needs: numbers, and the fields that are wanted."""
-    longest: dict[str, float] = {}  # by field, up to which size contents are needed
-    for member in _members(url, source):
-        _, field, name, offset, size = member
-        if field not in longest:
-            is_number = field.rsplit(".", 1)[-1] in NUMBERS
-            longest[field] = math.inf if is_wanted(field) else _LONGEST_NUMBER if is_number else -1
-        content = source.take(offset, size) if size <= longest[field] else None
-        if content is not None and len(content) < size:
-            raise truncated(name, offset, size, len(content))
-        yield member, content
 
 
 def is_index_of(index: ShardIndex, url: str) -> bool:
