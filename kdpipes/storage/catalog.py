@@ -34,7 +34,7 @@ from kdpipes.storage.files import (
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
-from kdpipes.storage.tar import Member, add_sample, compression_of, index_shard, is_index_of, read_members
+from kdpipes.storage.tar import Member, add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
 from kdpipes.storage.urls import is_local
 
 __all__ = [
@@ -126,7 +126,10 @@ def _joined(
     is_offline = threading.Event()
 
     def find(url: str) -> ShardIndex:
-        return known.get(url) or _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
+        index = known.get(url)
+        if index is not None and not ends_early(index, url):
+            return index
+        return _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
 
     return Catalog.of(shown_if_slow(in_order(find, urls), len(urls), "indexing", "shards"), len(urls))
 
@@ -400,11 +403,11 @@ def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexF
         except DataError as error:
             damage.append(error)
             continue
-        if _is_of(index, version):
+        if _is_of(index, version) and not ends_early(index, url):
             return IndexFound("fresh", index, damage)
         indexes.append((place, index))
     fitting = [index for place, index in indexes if _may_fit(index.version, version, place)]
-    fit = next((index for index in fitting if is_index_of(index, url)), None)
+    fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
 

@@ -42,6 +42,7 @@ __all__ = [
     "Member",
     "add_sample",
     "compression_of",
+    "ends_early",
     "index_shard",
     "is_index_of",
     "read_members",
@@ -51,6 +52,7 @@ _LONGEST_NUMBER = 18  # digits, which 64 bits hold
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _CHUNK = 1 << 20
 _HEADER, _SIZE_IN_HEADER = 512, slice(124, 136)
+_PADDING = 10_240 + 1_024  # zeros with which tars usually end
 _NUM_PROBES = 3
 MAX_MEMBER_BYTES = 1 << 31
 _COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
@@ -230,6 +232,17 @@ def is_index_of(index: ShardIndex, url: str) -> bool:
     labels = [places for places in index.fields.values() if places.values is not None]
     shard = _Parts(url)
     return all(_is_there(shard, places, sample) for places in labels or index.fields.values() for sample in probed)
+
+
+def ends_early(index: ShardIndex, url: str) -> bool:
+    """Return whether an index stops at zeros that data follow; kdpipes 0.1 made such indexes of damaged tars."""
+    ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
+    start, stop = max((end + -end % _HEADER for end in ends), default=0), index.version.size
+    shard = _Parts(url)
+    if stop - start <= _PADDING or shard.read(start, start + _HEADER).strip(b"\0"):
+        return False  # the usual end, or members that do not belong to samples
+    parts = (shard.read(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
+    return any(part.strip(b"\0") for part in parts)
 
 
 class _Parts:

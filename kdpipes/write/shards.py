@@ -214,7 +214,7 @@ def write_shards(
             if executor is None:
                 places.remove_drafts()  # of workers that were killed
                 if not was_begun:
-                    places.remove_unused_notes()
+                    places.remove_unused_notes(notes)
             raise
 
 
@@ -314,13 +314,18 @@ class ShardPlaces:
             if draft.fullmatch(name):
                 Path(self._folder, name).unlink(missing_ok=True)
 
-    def remove_unused_notes(self) -> None:
+    def remove_unused_notes(self, notes: SavedNotes) -> None:
         """Remove the notes of a remote job that has failed before its first shard: they would keep others out."""
+        # Another run of the same job may write its first shard between the listing and the removal. Then both put the
+        # notes back: this run if it sees the shard in a second listing, the other one after it has written the shard
+        # (see `_Run`). One of the two comes last.
         with suppress(Exception):  # the error of the job is the one to report
             if not self.is_local and not self.existing():
                 with using(self.access):
                     filesystem, path = filesystem_of(self.notes_url)
                     filesystem.rm_file(path)
+                if self.existing():
+                    _kept_notes(self, notes)
 
     def _names(self) -> list[str]:
         if self.is_local:

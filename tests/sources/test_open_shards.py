@@ -15,6 +15,10 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
+from kdpipes.storage.files import version_of
+from kdpipes.storage.shard_index import Places, ShardIndex
+from kdpipes.storage.shared import PackedStrings
+from kdpipes.storage.tar import index_shard
 
 ROWS: list[dict[str, Any]] = [
     {"__key__": f"birds/{n}", "jpg": bytes([n]) * 2_000, "cls": str(n % 2).encode(), "json": {"n": n}} for n in range(4)
@@ -143,24 +147,34 @@ def test_a_shard_replaced_while_open_is_an_error_until_reopened(
     assert list(kdp.open_shards(path).select("jpg").deal(batch_size=4)) == [photos[::-1]]
 
 
-def damaged(path: Path, num_samples: int = 40) -> str:
-    """Write a tar with 4 KiB of zeros in its middle."""
+def damaged(path: Path, num_samples: int = 40) -> tuple[str, ShardIndex]:
+    """Write a tar with 4 KiB of zeros in its middle; return it, and the index that ends there."""
     with TarWriter(str(path), mtime=0) as writer:
         for n in range(num_samples):
             writer.write({"__key__": f"{n:02}", "txt": "heron" * 200})
     content = path.read_bytes()
     middle = content.index(b"20.txt")
+    whole = index_shard(str(path), version_of(str(path)))
+    places = whole.fields["txt"]
+    cut = ShardIndex(
+        whole.version, PackedStrings(list(whole.keys)[:20]), {"txt": Places(places.offsets[:20], places.sizes[:20])}
+    )
+    status = path.stat()
     path.write_bytes(content[:middle] + bytes(4_096) + content[middle + 4_096 :])
-    return str(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return str(path), cut
 
 
 def test_zeros_inside_a_shard_are_damage_and_lose_no_sample(tmp_path: Path) -> None:
-    url = damaged(tmp_path / "0.tar")
+    url, cut = damaged(tmp_path / "0.tar")
     whole = str(shutil.copy(url, tmp_path / "1.tar"))
     with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: zeros at offset \d+ .* data follow at offset"):
         len(kdp.open_shards(url))
     with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: zeros"):
         list(kdp.stream_shards(url))
+    Path(f"{url}.index").write_bytes(cut.to_bytes())
+    with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: zeros"):
+        len(kdp.open_shards(url))
     Path(whole).write_bytes(Path(whole).read_bytes()[: 20 * 1_536] + bytes(40_000))  # only zeros follow
     assert len(kdp.open_shards(whole)) == len(kdp.open_shards(whole)) == len(list(kdp.stream_shards(whole))) == 20
 
