@@ -197,9 +197,8 @@ def receipt_of(
 
 
 def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: Ranks) -> dict[str, Any]:
-    num_samples = len(deal.source)
     plans = [deal.planned_epoch(delivered.epoch, Ranks(rank, ranks.num_ranks)) for rank in range(ranks.num_ranks)]
-    num_batches = plans[0].num_batches
+    num_batches, num_samples = plans[0].num_batches, plans[0].num_samples  # the ordinals from there on are padding
     batches = range(delivered.first, max(min(delivered.stop, num_batches), delivered.first))
     left_out = [skip.ordinal for skip in skips if not skip.is_shard]
     planned, given, skipped, num_padding = _Digest(), _Digest(), _Digest(), 0

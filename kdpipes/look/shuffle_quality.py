@@ -129,11 +129,11 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
 
 
 def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Delivered:
-    plan, size, source = deal.planned_epoch(epoch, Ranks()), len(deal.source), deal.source
+    plan, source = deal.planned_epoch(epoch, Ranks()), deal.source
     found, batches = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     total = 0
     for number in range(plan.num_batches):
-        found.append(plan.positions(number)[np.asarray(plan.ordinals(number)) < size])  # without padding
+        found.append(plan.positions(number)[np.asarray(plan.ordinals(number)) < plan.num_samples])  # without padding
         batches.append(np.full(len(found[-1]), number))
         total += len(found[-1])
         if total >= max_samples:
