@@ -33,8 +33,6 @@ from kdpipes.storage.access import Access
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.urls import is_local
 
-__all__ = ["CacheIterDataPipe", "CacheMapDataPipe", "Cacher", "CacherInMemory", "CacherInRedis", "CacherOnDisk"]
-
 Verify = Literal["always", "once", "never"]
 _OF_DELIVERY = ("draw", "early_draws")  # entries of the ctx that describe one delivery, not the value
 _NUM_PROBES = 32

@@ -21,8 +21,6 @@ from kdpipes.storage.codec import DamagedError
 from kdpipes.storage.filesystems import check_filesystem
 from kdpipes.storage.urls import is_local, join_url
 
-__all__ = ["FileLayout", "FileStore"]
-
 _LEAST_FILES_PER_FOLDER = 32
 _BESIDES = 8  # files and folders of the cache itself, in its first folder
 _MOST_DIGITS = 16

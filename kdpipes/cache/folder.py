@@ -23,8 +23,6 @@ from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import retried
 from kdpipes.storage.urls import is_local, join_url
 
-__all__ = ["METADATA", "Layout", "LocalFolder", "RemoteFolder", "layout_in", "read_metadata"]
-
 Layout = Literal["lmdb", "files"]
 Result = TypeVar("Result")
 METADATA = "METADATA"

@@ -27,8 +27,6 @@ from typing import Any
 with suppress(ImportError):  # Windows does not have it
     import fcntl
 
-__all__ = ["CAN_HOLD", "KEEP", "is_at", "prefix", "remove_if_free", "root", "sweep", "watcher"]
-
 CAN_HOLD = importlib.util.find_spec("fcntl") is not None
 KEEP = ".keep"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if sys.platform != "win32" else ()  # often sent to all

@@ -21,8 +21,6 @@ from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.traits import Traits
 from kdpipes.core.user_code import own_members
 
-__all__ = ["PLAIN", "Identity", "key_of"]
-
 PLAIN = (bool, int, float, str, type(None), np.generic)  # values that need no entries
 _FORMAT = 3  # version of the entries' format; 2: checksums include keys; 3: other hashes of chains
 _warned: set[str] = set()

@@ -24,8 +24,6 @@ from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.storage.memory import map_file
 from kdpipes.storage.urls import is_local
 
-__all__ = ["LmdbStore"]
-
 Result = TypeVar("Result")
 _LEAST_BYTES = 1 << 16
 _NUM_READERS = 1024

@@ -30,20 +30,6 @@ from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
 
-__all__ = [
-    "CacheChecked",
-    "CacheFound",
-    "CacheReaderMapDataPipe",
-    "SampleList",
-    "check_cache",
-    "clear_cache",
-    "has_list",
-    "look_at_cache",
-    "named_caches",
-    "read_list",
-    "write_list",
-]
-
 _KEYS = b"\0contents", b"\0contents again"  # twice: nothing else knows the samples' keys and labels
 _NAME = "name="
 

@@ -17,8 +17,6 @@ from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.codec import DamagedError
 
-__all__ = ["MOST_VALUE_BYTES", "RedisStore"]
-
 Result = TypeVar("Result")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_./-]+")
 MOST_VALUE_BYTES = 512 << 20  # the limit of redis itself

@@ -15,8 +15,6 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = ["Replayable", "Replayed"]
-
 _MOST = 1_000_000  # samples that are recorded
 
 

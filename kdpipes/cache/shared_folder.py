@@ -22,8 +22,6 @@ from kdpipes.core.processes import forget_after_fork, uninterrupted
 with suppress(ImportError):  # Windows does not have it
     import fcntl
 
-__all__ = ["CacheCounters", "SharedFolder", "clear_named", "free_bytes", "named_folders"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ROW = struct.Struct("<3Q")
 

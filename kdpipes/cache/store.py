@@ -16,8 +16,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from kdpipes.core.errors import masked, must_be
 
-__all__ = ["MORE_ROOM", "PATIENCE_S", "CacheStats", "CacheStore", "Rejection", "bound_to", "check_key", "claim_by"]
-
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
 PATIENCE_S = 60.0  # a claim by a record that is not renewed for this long counts as abandoned
 _POLL_S = 0.5

@@ -25,8 +25,6 @@ from kdpipes.core.sample import Sample
 from kdpipes.storage.codec import encode
 from kdpipes.storage.jobs import check_workers, in_parallel, run_jobs
 
-__all__ = ["complete", "warm_up"]
-
 _MOST = 32  # samples of a block
 _NUM_BLOCKS = 64  # at least, so that several processes can share small data sets
 _WHAT = "filling the cache"

@@ -32,8 +32,6 @@ from kdpipes.core.user_code import (
     note_changed_global,
 )
 
-__all__ = ["WatchedCalls", "reached_from"]
-
 _NUM_LOOKS = 2  # per process: some functions make their generator when they are first called
 _MOST = 100  # objects to watch, and as many globals
 _MOST_REACHED = 20_000  # objects

@@ -11,8 +11,6 @@ from typing import Any
 
 from kdpipes.core.errors import closest
 
-__all__ = ["chain_of", "chains_in", "names_chain"]
-
 _NAMED = re.compile(r"[\w.]+:\w+|.+\.py:\w+")
 
 

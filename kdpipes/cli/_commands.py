@@ -18,8 +18,6 @@ from click.core import ParameterSource
 
 from kdpipes.core.errors import KdpipesError, closest, masked
 
-__all__ = ["INTERRUPTED", "Answer", "Commands", "command", "help_text", "wants_json"]
-
 INTERRUPTED = 130  # 128 plus the number of the signal, as shells do
 _CLEAR = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # these texts need no class name
 _STATUS = (

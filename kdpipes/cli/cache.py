@@ -6,8 +6,6 @@ import click
 
 from kdpipes.cli._commands import Answer, Commands, command, help_text
 
-__all__ = ["cache"]
-
 
 @command
 def ls(places: tuple[str, ...] = ()) -> Answer:

@@ -10,8 +10,6 @@ from pathlib import Path
 from kdpipes.cli._chain_of import chain_of, chains_in
 from kdpipes.cli._commands import Answer, command, wants_json
 
-__all__ = ["demo", "doctor", "replay", "verify"]
-
 
 @command
 def demo(*, output: str = "kdpipes-demo", num_workers: int = 2, num_epochs: int = 2) -> Answer:

@@ -9,8 +9,6 @@ from kdpipes.cli._chain_of import chain_of, names_chain
 from kdpipes.cli._commands import Answer, command
 from kdpipes.core.errors import masked
 
-__all__ = ["copy", "index", "inspect"]
-
 
 @command
 def copy(

@@ -11,8 +11,6 @@ from kdpipes.cli._chain_of import chain_of, names_chain
 from kdpipes.cli._commands import Answer, command
 from kdpipes.core.errors import must_be, reject_field
 
-__all__ = ["pack", "records"]
-
 _OPTIONS = {  # by the arguments that errors of the library name
     "encode": "--encode",
     "extensions": "--extension",

@@ -20,8 +20,6 @@ from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.batch_memory import is_channels_last
 from kdpipes.delivery.batch_pipe import BatchPipe
 
-__all__ = ["Params", "SampleMixing", "mixed_labels"]
-
 Params = dict[str, torch.Tensor]
 
 

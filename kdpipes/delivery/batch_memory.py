@@ -8,8 +8,6 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Allocate", "allocate", "empty_batch", "is_channels_last", "make_batches_in"]
-
 
 class Allocate(Protocol):
     """A function that returns an uninitialized tensor."""

@@ -16,8 +16,6 @@ from kdpipes.core.traits import Traits
 from kdpipes.delivery.batch_memory import Allocate
 from kdpipes.delivery.dealer import Resumable
 
-__all__ = ["BatchPipe", "OneToOne"]
-
 
 class OneToOne(Resumable, IterDataPipe[Any]):
     """Base class of the pipes after `deal` that make one item of each batch before they read the next one."""

@@ -15,8 +15,6 @@ from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Sharding
 from kdpipes.selection import UNLABELLED, number_classes, smallest_int
 
-__all__ = ["ClassCut"]
-
 
 class ClassCut(Cut):
     """Batches of `classes_per_batch` classes with `samples_per_class` samples each, all of them full.

@@ -16,8 +16,6 @@ from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Sharding, Uneven, share_out
 from kdpipes.selection import Permutation, smallest_int
 
-__all__ = ["LengthCut", "LengthEpoch", "LengthOrder", "check_column", "read_lengths"]
-
 _GLOBAL = "global_"
 # Samples are shuffled in buckets. In a bucket, the longest sample is at most this many times as long as the shortest,
 _SPREAD = 1.1

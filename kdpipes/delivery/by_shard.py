@@ -16,8 +16,6 @@ from kdpipes.core.order import in_windows, ranges
 from kdpipes.core.randomness import hash_key
 from kdpipes.selection import Permutation, smallest_int
 
-__all__ = ["ShardOrder", "WindowedOrder", "read_shards"]
-
 _NUM_SHARDS = 8  # whose samples a window has by default
 _KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later ones are prefetched
 

@@ -16,8 +16,6 @@ from kdpipes.delivery.cut import Epoch, EqualCut, EqualEpoch
 from kdpipes.delivery.layout import Layout, Sharding
 from kdpipes.selection import Permutation, interleave_exactly, share_exactly, smallest_int
 
-__all__ = ["SourceCut", "shares_of"]
-
 
 def shares_of(source: Any) -> BatchShares | None:
     """Return how a `mix` upstream wants batches to be composed; None if it leaves that to `deal`."""

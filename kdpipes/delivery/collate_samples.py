@@ -25,8 +25,6 @@ from kdpipes.delivery.batch_memory import Allocate, allocate
 from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.delivery.dealer import Dealer
 
-__all__ = ["SampleCollatorIterDataPipe", "collate", "row_places", "split_ctx"]
-
 _ROW_FIELDS = ("segment_ids", "positions")
 
 

@@ -22,8 +22,6 @@ from kdpipes.delivery.layout import Layout, Sharding
 from kdpipes.selection import Permutation
 from kdpipes.storage.shared import Shared
 
-__all__ = ["Cut", "Epoch", "EqualCut", "EqualEpoch", "ShardCut"]
-
 _BLOCK = 1_024
 
 

@@ -38,8 +38,6 @@ from kdpipes.delivery.own_order import OwnCut, OwnOrder
 from kdpipes.delivery.packing import PackCut
 from kdpipes.delivery.skipping import LEFT_OUT
 
-__all__ = ["DealerMapDataPipe"]
-
 _AHEAD = 2  # how many batches beyond the one that is made sources prefetch
 _FEW = 4  # samples in a batch, below which comparing the states of the global generators takes longer than seeding them
 _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one

@@ -42,8 +42,6 @@ from kdpipes.delivery.layout import Layout, Sharding, Uneven, share_out
 from kdpipes.delivery.skipping import LEFT_OUT
 from kdpipes.delivery.tail import head_samples, tail_of, together
 
-__all__ = ["DealerIterDataPipe"]
-
 Split = Literal["auto", "lanes", "samples"]
 _DEFAULT_RANKS = 4  # that divide a global batch without changing it, if the chain does not say how many
 

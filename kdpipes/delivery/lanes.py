@@ -16,22 +16,6 @@ from kdpipes.core.sample import Sample
 from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.layout import Sharding
 
-__all__ = [
-    "DEFAULT_LANES",
-    "Cursor",
-    "Cursors",
-    "KeptLanes",
-    "Lane",
-    "LanePlan",
-    "Passes",
-    "Shards",
-    "hash_of_sample",
-    "merged",
-    "resumable_shards",
-    "shards_behind",
-    "why_whole",
-]
-
 DEFAULT_LANES = 16
 _MAX_EMPTY = 16  # passes of a lane without a sample
 

@@ -11,18 +11,6 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from kdpipes.core.errors import check_choice, check_count, check_one_of
 
-__all__ = [
-    "NEW_LOADER",
-    "Layout",
-    "Ranks",
-    "Sharding",
-    "Uneven",
-    "check_ranks",
-    "group_ranks",
-    "ranks_now",
-    "share_out",
-]
-
 Uneven = Literal["keep", "pad", "drop"]
 _IN_EPOCH = (
     "Call `torch.distributed.init_process_group` before the epoch begins, and destroy the group after it has ended."

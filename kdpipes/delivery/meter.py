@@ -10,8 +10,6 @@ from typing import Any
 
 from kdpipes.core.sample import Sample
 
-__all__ = ["OUTSIDE", "Meter", "Meters", "size_of"]
-
 OUTSIDE = -1  # the node for time that belongs to no node
 clock = time.perf_counter
 _SHORTEST_S = 2e-5  # shorter calls are not part of a trace

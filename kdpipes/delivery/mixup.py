@@ -12,8 +12,6 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
-__all__ = ["MixerUpIterDataPipe"]
-
 reject_flavour("mixup", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 

@@ -18,8 +18,6 @@ from kdpipes.core.randomness import generator, hash_key, seeded_globals
 from kdpipes.delivery.cut import Epoch, EqualCut, EqualEpoch
 from kdpipes.delivery.layout import Layout, Sharding
 
-__all__ = ["OwnCut", "OwnOrder"]
-
 # A sampler that gives more positions than this many passes over the source, and this many more, is taken to be endless.
 _MOST_PASSES, _MOST_MORE = 10, 1_000_000
 

@@ -16,8 +16,6 @@ from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Layout, Sharding
 from kdpipes.selection import smallest_int
 
-__all__ = ["PackCut", "Packs"]
-
 Content = list[tuple[int, int]]  # what a row has of each distinct length: (number of the length, how often)
 
 

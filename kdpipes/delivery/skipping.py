@@ -14,8 +14,6 @@ from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Sample
 
-__all__ = ["LEFT_OUT", "Skip", "SkipLimits", "Skipper", "unrecorded"]
-
 LEFT_OUT: Any = object()
 
 _QUARANTINED = "in quarantine, not tried: "

@@ -13,8 +13,6 @@ from kdpipes.core.operation import Operation
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapperIterDataPipe
 
-__all__ = ["head_samples", "tail_of", "together"]
-
 
 def tail_of(source: Any) -> list[SampleMapperIterDataPipe]:
     """Return the work pipes at the end of a stream that can work on many samples together, upstream first.

@@ -14,8 +14,6 @@ from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.dealer import Resumable
 
-__all__ = ["DeviceMoverIterDataPipe", "is_ready"]
-
 reject_flavour("to_device", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Setting", "Tuner", "available_cores", "available_memory", "memory_of_largest_child"]
-
 _WAITING = 0.05  # the loop waits for less than this share of the time: the workers keep up
 _GAIN = 1.15  # twice the workers are kept if the loop runs this many times as fast
 _MIN_S, _MAX_S = 1.0, 10.0  # how long a setting is measured

@@ -27,8 +27,6 @@ from kdpipes.core import pickling
 from kdpipes.delivery.batch_memory import allocate, is_channels_last
 from kdpipes.loader.channel import SharedFile
 
-__all__ = ["Arena", "Array", "BorrowedBuffers", "Given", "SharedBuffers", "pack", "places_of", "unpack"]
-
 Place = tuple[int, int]  # where an array begins and ends
 _ALIGNMENT = 64
 

@@ -20,8 +20,6 @@ from typing import Any
 from kdpipes.core.processes import uninterrupted
 from kdpipes.delivery.lanes import Cursors
 
-__all__ = ["CAN_SEND_FILES", "Channel", "Kind", "Message", "SharedFile", "encoded"]
-
 CAN_SEND_FILES = hasattr(socket, "send_fds") and hasattr(socket.socket, "recvmsg_into")  # not on Windows
 
 _LENGTH = struct.Struct("<Q")

@@ -43,8 +43,6 @@ from kdpipes.loader.state import Checkpointer, main_part, seed_in
 from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBatches
 from kdpipes.loader.worker import Counting, Position, Seeds, seed_of
 
-__all__ = ["Batches", "Loader"]
-
 Given = ParamSpec("Given")
 
 _INSTEAD = {  # arguments of torch's DataLoader, and what replaces them

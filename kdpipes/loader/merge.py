@@ -20,8 +20,6 @@ from kdpipes.loader.profile import Row, WorkerTimes
 from kdpipes.loader.receipt import Delivered
 from kdpipes.loader.worker import Assignment, Position, Worker
 
-__all__ = ["Agreement", "Counters", "Merger", "SameDamage"]
-
 _MOST_PIECES = 20_000  # of each worker, for a trace
 
 

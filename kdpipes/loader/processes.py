@@ -35,8 +35,6 @@ from kdpipes.loader.worker import Assignment, Options, Position, Worker
 from kdpipes.loader.worker_main import Packed, Payload, work
 from kdpipes.storage.shared import Shared, sharing
 
-__all__ = ["NUM_BORROWED", "ProcessPool", "ProcessWorker", "WorkerProcess", "name_classes"]
-
 NUM_BORROWED = 2  # buffers of a worker that users may hold, before they get copies
 _FEW = 16  # small batches that are acknowledged together
 _START_UP_S = 60.0

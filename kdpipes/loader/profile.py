@@ -26,8 +26,6 @@ from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.state import main_part
 from kdpipes.loader.worker import Assignment, Options, Producer
 
-__all__ = ["COPYING", "Measured", "Probes", "ProfiledProducer", "Row", "WorkerTimes", "measured", "producer_of"]
-
 COPYING = "copying batches in a thread"
 _BESIDES = {"finish": "giving samples", "prefetch": "reading ahead"}  # methods
 _NUM_EVENTS = 20_000  # of a thread, for a trace

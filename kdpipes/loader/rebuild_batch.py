@@ -10,8 +10,6 @@ from kdpipes.core.errors import check_count, must_be
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.services import ThreadReadingService
 
-__all__ = ["rebuild_batch"]
-
 
 def rebuild_batch(
     source_datapipe: Any, state: Mapping[str, Any], batch_number: int | None = None, *, epoch: int | None = None

@@ -27,8 +27,6 @@ from kdpipes.delivery.layout import Ranks
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.worker import Position
 
-__all__ = ["Delivered", "Verdict", "receipt_of", "verify_receipts"]
-
 _VERSION = 1
 _BLOCK = 1024  # batches that are hashed at a time
 _ALL = 2**62  # more batches than an epoch has

@@ -39,9 +39,6 @@ from kdpipes.loader.worker import Options, Position, Seeds, Worker, seed_of
 from kdpipes.loader.worker_main import Payload
 from kdpipes.storage.shared import Shared, is_sharing
 
-__all__ = ["InlineReadingService", "ProcessReadingService", "ReadingService", "Shipped", "ThreadReadingService"]
-
-
 if TYPE_CHECKING:
     from torchdata.dataloader2 import CheckpointableReadingServiceInterface as _Interface
 else:

@@ -17,8 +17,6 @@ from kdpipes.delivery.lanes import Cursor, Cursors
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.loader.worker import Counting, Position
 
-__all__ = ["Checkpointer", "dealer_before", "load_state", "main_part", "seed_in", "state_of"]
-
 _VERSION = 2  # 2: other hashes of the chain
 _MAX_EPOCHS = 10**9  # more means damage; so does a count that JSON numbers cannot represent exactly
 _MAX_COUNT = 2**53

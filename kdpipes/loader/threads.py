@@ -16,8 +16,6 @@ from kdpipes.loader.profile import producer_of
 from kdpipes.loader.worker import Assignment, Options, Producer, Worker
 from kdpipes.loader.worker_main import add_traceback
 
-__all__ = ["InlineWorker", "ThreadWorker"]
-
 _END: Any = object()
 
 

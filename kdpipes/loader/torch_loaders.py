@@ -25,8 +25,6 @@ from kdpipes.loader.state import dealer_before, load_state, state_of
 if TYPE_CHECKING:
     from kdpipes.loader.loader import Loader
 
-__all__ = ["BatchNumbers", "DealtDataset", "EpochSampler", "IndexedDataset", "NumberedBatches"]
-
 
 class DealtDataset(_IterDataPipeSerializationWrapper):
     """A dealt chain as torch's DataLoader holds it: with its epochs, and a state for StatefulDataLoader.

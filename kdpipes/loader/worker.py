@@ -20,8 +20,6 @@ from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.channel import Kind, Message
 
-__all__ = ["Assignment", "Counting", "Options", "Position", "Producer", "Seeds", "Worker", "seed_of"]
-
 
 @runtime_checkable
 class Counting(Protocol):

@@ -37,8 +37,6 @@ from kdpipes.loader.channel import Channel, Kind, Message, SharedFile
 from kdpipes.loader.profile import producer_of
 from kdpipes.loader.worker import Assignment, Options
 
-__all__ = ["Packed", "Payload", "add_traceback", "work"]
-
 _SMALL = 1 << 14  # bytes that are part of the message; larger batches go through shared memory
 _FEW_BYTES = 1 << 16
 _MANY = 32  # times as many small batches are made ahead

@@ -30,8 +30,6 @@ from kdpipes.look.rendering import class_name
 from kdpipes.work.replay import find_sample
 from kdpipes.work.transform import Transformer
 
-__all__ = ["class_names_of", "columns_of", "dealer_of", "fields_of", "names_of", "replay_grid", "show_batch"]
-
 
 def dealer_of(chain: Any) -> Any:
     """Return the `deal` of a chain."""

@@ -40,19 +40,6 @@ from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.on_error import OnError
 
-__all__ = [
-    "ClassSeen",
-    "Contents",
-    "FieldSeen",
-    "JobSeen",
-    "PartState",
-    "SampleSeen",
-    "ShardState",
-    "contents_lines",
-    "inspect_data",
-    "look_at_chain",
-]
-
 _TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _SHARDS = re.compile(r"\.(tar|tgz)\b|[*{]")  # a remote place without these is a folder
 _CLASSES = ("cls", "class")  # the member that is the label

@@ -19,8 +19,6 @@ from kdpipes.look.rendering import class_name
 from kdpipes.look.show import COLORS, NodeView, length_text, views_of
 from kdpipes.plan.class_counts import class_counts
 
-__all__ = ["Bars", "Figure", "bar_chart", "draw", "layout_of", "plot_classes"]
-
 Bars = Sequence[tuple[float, str, str]]
 _Place = tuple[float, int]  # a column and a row; those in one row are a column apart or more
 _FONT = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"

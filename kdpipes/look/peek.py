@@ -25,8 +25,6 @@ from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
-__all__ = ["Peek", "summary"]
-
 _SIDE = 96  # of a thumbnail
 _LEAST = 48  # what is smaller is shown larger, pixel by pixel
 _MANY = 20_000_000  # the range of more values is not looked for

@@ -19,17 +19,6 @@ from kdpipes.work.adapters import unwrapped
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.transform import Transformer
 
-__all__ = [
-    "Normalization",
-    "as_picture",
-    "check_normalization",
-    "crop_boxes",
-    "image_grid",
-    "is_image",
-    "normalization_of",
-    "picture_of",
-]
-
 Normalization = tuple[NDArray[np.float64], NDArray[np.float64]]
 _CHANNELS = (1, 3)
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM")

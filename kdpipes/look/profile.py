@@ -23,8 +23,6 @@ from kdpipes.look.figures import Figure, bar_chart
 from kdpipes.look.rendering import bytes_text, counted, render, seconds_text, table_lines
 from kdpipes.storage.files import replace_file
 
-__all__ = ["BORROWED", "SENDING", "Kind", "PipeTime", "Profile", "StepTime", "loader_html", "profile", "show_live"]
-
 Kind = Literal["storage", "plan", "decoding", "transforms", "cache", "transfer", "device"]
 SENDING, BORROWED = "(sending)", "(deal)"  # these take time, but are not pipes of the chain
 _BATCH_SIZE = 16  # of an indexed chain, which has none

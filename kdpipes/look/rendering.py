@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["bytes_text", "class_name", "counted", "render", "seconds_text", "table_lines"]
-
 
 def render(macro: str, *arguments: Any) -> str:
     """Return the text that a macro of `look.html.jinja` makes of its arguments. Values are escaped."""

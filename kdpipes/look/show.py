@@ -20,8 +20,6 @@ from kdpipes.core.stock import Seeded, is_of_torchdata, shards
 from kdpipes.look.rendering import class_name, counted, render
 from kdpipes.plan.class_counts import class_counts
 
-__all__ = ["COLORS", "NodeView", "chain_html", "chain_text", "length_text", "views_of"]
-
 COLORS = {"source": "#4e79a7", "plan": "#e08a1e", "work": "#59a14f", "cache": "#2a9d9d", "delivery": "#8e5ea2"}
 _FEW = 200_000  # a plan over at most so many samples is made to show its length and classes
 _WIDTH = 110  # a longer text is broken into lines

@@ -20,8 +20,6 @@ from kdpipes.delivery.skipping import unrecorded
 from kdpipes.look.batch import dealer_of
 from kdpipes.look.rendering import render
 
-__all__ = ["ShuffleQuality", "shuffle_quality"]
-
 _WEAK = 0.5  # a perfect shuffle measures about 1, the order of the source about 0
 
 

@@ -11,8 +11,6 @@ from kdpipes.core.errors import DataError, closest, must_be
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.selection import UNLABELLED
 
-__all__ = ["check_classes", "label_of", "labels_of", "shown", "to_labels"]
-
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
     """Return class numbers or names as a tuple, with -1 for None (unlabeled samples); raise TypeError otherwise."""

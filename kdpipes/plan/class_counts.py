@@ -12,8 +12,6 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.selection import UNLABELLED
 
-__all__ = ["class_counts"]
-
 
 def class_counts(labels: Any) -> dict[Any, int]:
     """Return the number of samples of each class, in ascending order of the classes.

@@ -10,8 +10,6 @@ from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import called_as
 from kdpipes.selection import Joined, Stretch
 
-__all__ = ["ConcatenatorMapDataPipe"]
-
 
 @called_as("concat")
 class ConcatenatorMapDataPipe(PlanPipe):

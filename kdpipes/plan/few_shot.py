@@ -14,8 +14,6 @@ from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.plan._classes import labels_of, shown
 from kdpipes.selection import UNLABELLED, class_counts, take_per_class
 
-__all__ = ["FewShotTakerMapDataPipe"]
-
 
 @functional_pipe("few_shot", flavour="map")
 class FewShotTakerMapDataPipe(PlanPipe):

@@ -20,8 +20,6 @@ from kdpipes.core.sample import Sample
 from kdpipes.plan._classes import check_classes, label_of, labels_of, to_labels
 from kdpipes.selection import UNLABELLED, keep_classes
 
-__all__ = ["ClassFilterIterDataPipe", "ClassFilterMapDataPipe"]
-
 Classes = Sequence[int | str]
 
 

@@ -20,8 +20,6 @@ from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.selection import smallest_int
 
-__all__ = ["SampleFilterIterDataPipe", "SampleFilterMapDataPipe"]
-
 Keep = Callable[..., Any]
 
 

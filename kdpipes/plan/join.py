@@ -23,8 +23,6 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import smallest_int
 from kdpipes.storage.shared import Shared
 
-__all__ = ["JoinerMapDataPipe"]
-
 _SHARD = re.compile(r"^.*\.tar(?:\.\w+)?/")
 _EXTENSION = re.compile(r"\.\w+$")
 _NUM_NAMED = 5  # how many missing keys a warning names

@@ -22,8 +22,6 @@ from kdpipes.plan._classes import label_of, shown, to_labels
 from kdpipes.selection import UNLABELLED, smallest_int
 from kdpipes.storage.shared import Shared
 
-__all__ = ["ClassMapperIterDataPipe", "ClassMapperMapDataPipe"]
-
 Unmapped = Literal["drop", "keep", "raise"]
 _NUM_SHOWN = 5  # dropped classes that a warning names
 _DROPPED: Any = object()

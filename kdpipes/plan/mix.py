@@ -25,8 +25,6 @@ from kdpipes.core.traits import Traits
 from kdpipes.plan.sample_weighted import temperature_at
 from kdpipes.selection import interleave, interleave_exactly, share_exactly, smallest_int
 
-__all__ = ["MixerIterDataPipe", "MixerMapDataPipe", "SourceShare"]
-
 Stop = Literal["first", "all"]
 Batches = Literal["per_source", "stratified"]
 

@@ -21,8 +21,6 @@ from kdpipes.core.sample import Sample
 from kdpipes.plan._classes import label_of, labels_of, to_labels
 from kdpipes.selection import UNLABELLED, oversample_exact, oversample_multiply
 
-__all__ = ["OversamplerIterDataPipe", "OversamplerMapDataPipe"]
-
 Mode = Literal["multiply", "exact"]
 
 

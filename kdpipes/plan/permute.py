@@ -13,8 +13,6 @@ from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.selection import smallest_int
 
-__all__ = ["PermuterMapDataPipe"]
-
 
 @functional_pipe("permute", flavour="map")
 class PermuterMapDataPipe(PlanPipe):

@@ -18,8 +18,6 @@ from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.selection import Rounds
 
-__all__ = ["RepeaterUntilIterDataPipe", "RepeaterUntilMapDataPipe"]
-
 
 class _Goal:
     """The arguments `min_size` and `repetitions`, exactly one of which is given."""

@@ -18,8 +18,6 @@ from kdpipes.plan._classes import labels_of, to_labels
 from kdpipes.selection import UNLABELLED, by_label, class_counts, draw_weighted
 from kdpipes.storage.shared import Shared
 
-__all__ = ["WeightedSamplerMapDataPipe", "temperature_at"]
-
 Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 
 

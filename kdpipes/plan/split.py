@@ -16,8 +16,6 @@ from kdpipes.core.registry import note_name
 from kdpipes.plan._classes import labels_of
 from kdpipes.selection import hash_values, smallest_int, take_stratum
 
-__all__ = ["PartTakerMapDataPipe", "split"]
-
 
 def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares: float) -> Any:
     """Divide an indexed source into disjoint parts that together hold every sample.

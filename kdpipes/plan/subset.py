@@ -15,8 +15,6 @@ from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.selection import Stretch, smallest_int
 from kdpipes.storage.shared import Shared
 
-__all__ = ["SubsetterMapDataPipe"]
-
 
 @functional_pipe("subset", flavour="map")
 class SubsetterMapDataPipe(PlanPipe):

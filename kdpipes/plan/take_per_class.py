@@ -14,8 +14,6 @@ from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.plan._classes import labels_of
 from kdpipes.selection import take_per_class
 
-__all__ = ["PerClassTakerMapDataPipe"]
-
 
 @functional_pipe("take_per_class", flavour="map")
 class PerClassTakerMapDataPipe(PlanPipe):

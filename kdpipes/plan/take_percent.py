@@ -10,8 +10,6 @@ from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.selection import Stretch
 
-__all__ = ["PercentTakerMapDataPipe"]
-
 
 @functional_pipe("take_percent", flavour="map")
 class PercentTakerMapDataPipe(PlanPipe):

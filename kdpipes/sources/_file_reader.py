@@ -16,8 +16,6 @@ from kdpipes.storage.files import read_url
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.urls import is_local
 
-__all__ = ["FileReader"]
-
 _GUESS = 1 << 20  # the size assumed for files of unknown size
 
 

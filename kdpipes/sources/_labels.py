@@ -14,8 +14,6 @@ from kdpipes.core.map_pipe import as_column
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import UNLABELLED
 
-__all__ = ["as_classes", "class_names_in", "numbered"]
-
 
 @runtime_checkable
 class _Labelled(Protocol):

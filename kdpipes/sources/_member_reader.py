@@ -20,11 +20,10 @@ from kdpipes.storage.files import Version
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import RangeReader, Span, read_range
 from kdpipes.storage.retries import NUM_TRIES
-from kdpipes.storage.shard_cache import Shard, ShardCache, Survey
+from kdpipes.storage.shard_cache import ShardCache, Survey
+from kdpipes.storage.shard_folder import Shard
 from kdpipes.storage.shard_index import UNCHECKED, Catalog, Places
 from kdpipes.storage.urls import is_local
-
-__all__ = ["Fetch", "Habit", "MemberReader"]
 
 Fetch = Literal["auto", "members", "shards"]
 _log = logging.getLogger(__name__)

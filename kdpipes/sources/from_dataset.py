@@ -26,8 +26,6 @@ from kdpipes.core.user_code import own_members
 from kdpipes.sources._labels import as_classes, class_names_in, numbered
 from kdpipes.storage.shared import Shared, is_sharing
 
-__all__ = ["DatasetReaderMapDataPipe", "SampleSource"]
-
 _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)

@@ -27,8 +27,6 @@ from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.urls import identity_of, is_local, path_of
 
-__all__ = ["IdReaderMapDataPipe"]
-
 
 @called_as("from_ids")
 class IdReaderMapDataPipe(MapPipe):

@@ -30,8 +30,6 @@ try:
 except ImportError:  # without the extra `table`
     pa = None
 
-__all__ = ["TableReaderMapDataPipe"]
-
 _PART = 1 << 16  # texts that are in memory as Python objects at a time
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 

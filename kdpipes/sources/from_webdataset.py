@@ -23,8 +23,6 @@ from kdpipes.sources.to_samples import Recipe
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.urls import path_of, relative_names
 
-__all__ = ["WebDatasetReaderIterDataPipe"]
-
 _OPENERS = tuple(getattr(cache, name) for name in ("StreamingOpen", "FileCache") if hasattr(cache, name))  # not in 0.2
 _KEPT = ("bufsize", "initial", "handler")
 _SPLITTERS = (shardlists.split_by_node, shardlists.split_by_worker, shardlists.single_node_only)

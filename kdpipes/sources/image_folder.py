@@ -25,8 +25,6 @@ from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
-__all__ = ["IMAGE_SUFFIXES", "ImageFolderMapDataPipe"]
-
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")
 
 _FEW_FILES = 20_000  # folders of at most this many files are listed only to show the length

@@ -17,8 +17,6 @@ from kdpipes.storage.files import forget_listings, matching_urls
 from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.urls import expand_urls
 
-__all__ = ["IndexResult", "index_shards"]
-
 
 class IndexResult(NamedTuple):
     """The result of `index_shards`.

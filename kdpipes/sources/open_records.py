@@ -22,8 +22,6 @@ from kdpipes.storage.shard_index import Places
 from kdpipes.storage.shared import Shared
 from kdpipes.storage.urls import is_local
 
-__all__ = ["RecordReaderMapDataPipe"]
-
 Verify = Literal["always", "once", "never"]
 
 

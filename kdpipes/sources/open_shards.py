@@ -33,8 +33,6 @@ from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
-__all__ = ["ShardReaderMapDataPipe"]
-
 _NUM_PROBED = 1000
 _PROBED = 4  # shards whose indexes `read_twice` looks for
 _AT_ONCE = 512  # how many members of a column are asked for at a time

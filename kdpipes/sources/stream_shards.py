@@ -28,8 +28,6 @@ from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Member, compression_of, read_members
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
-__all__ = ["ShardStreamerIterDataPipe"]
-
 _Group = list[tuple[Member, bytes]]
 
 

@@ -19,8 +19,6 @@ from kdpipes.sources._labels import numbered
 from kdpipes.storage.files import file_stamp, read_url
 from kdpipes.storage.urls import identity_of
 
-__all__ = ["Recipe", "SampleMakerIterDataPipe", "SampleMakerMapDataPipe"]
-
 
 class Recipe(Fingerprinted):
     """Makes a sample of an item. The arguments are those of `to_samples`."""

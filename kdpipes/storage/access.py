@@ -15,8 +15,6 @@ from fsspec.utils import tokenize
 
 from kdpipes.core.errors import is_number, must_be
 
-__all__ = ["DEFAULT_S", "Access", "Threads", "check_timeout", "current_access", "using"]
-
 Result = TypeVar("Result")
 
 DEFAULT_S = 30.0  # the time limit of a request

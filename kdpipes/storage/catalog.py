@@ -37,22 +37,6 @@ from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
 from kdpipes.storage.urls import is_local
 
-__all__ = [
-    "IndexFound",
-    "IndexRecorder",
-    "IndexState",
-    "ShardSeen",
-    "find_index",
-    "in_order",
-    "index_again",
-    "index_beside",
-    "index_url",
-    "keep_index",
-    "make_index",
-    "open_catalog",
-    "survey_shards",
-]
-
 IndexState = Literal["fresh", "stale", "damaged", "missing"]
 Result = TypeVar("Result")
 HasCopy = Callable[[str, Version], bool]

@@ -30,15 +30,6 @@ from kdpipes.storage.files import (
 from kdpipes.storage.shard_index import Catalog, ShardIndex
 from kdpipes.storage.urls import identity_of, is_local
 
-__all__ = [
-    "DATA_SET_INDEX",
-    "KnownIndexes",
-    "cached_index",
-    "forget_joined",
-    "joined_once",
-    "write_data_set_indexes",
-]
-
 DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
 _FEW = 2  # shards of a folder, fewer of which are opened by their own indexes
 _CHECKED = 4_000  # shards of a folder up to which a listing shows whether they have changed

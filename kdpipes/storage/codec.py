@@ -26,8 +26,6 @@ from PIL import Image
 from kdpipes.core.errors import DataError, must_be
 from kdpipes.storage.checksum import crc32
 
-__all__ = ["FORMAT", "DamagedError", "PickledError", "checksum_of", "decode", "encode", "in_batches", "register_type"]
-
 _MARK = b"kdp"
 FORMAT = 3  # of entries, and of the folders that hold them; 1 and 2 had headers in JSON
 _FRAME = struct.Struct("<3sBIQQ")

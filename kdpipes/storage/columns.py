@@ -15,17 +15,6 @@ from kdpipes.core.map_pipe import as_column
 from kdpipes.storage.decoding import decode_member
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = [
-    "MISSING",
-    "Column",
-    "ColumnBuilder",
-    "check_columns",
-    "column_of",
-    "joined_column",
-    "missing_in",
-    "values_of",
-]
-
 MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "<missing>"})()
 # Numbers of one type are an array; other columns are the values in JSON, and an empty text for a missing value.
 Column: TypeAlias = NDArray[Any] | PackedStrings

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["INTEGER", "NUMBERS", "decode_array", "decode_member", "version_suffix"]
-
 NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _TEXTS = frozenset({"txt", "text", "transcript"})
 _JSON = frozenset({"json", "jsn"})

@@ -36,37 +36,6 @@ from kdpipes.storage.retries import (
 )
 from kdpipes.storage.urls import identity_of, is_local
 
-__all__ = [
-    "CAN_HOLD",
-    "HeldFile",
-    "Version",
-    "cache_folder",
-    "cached_name",
-    "create_file",
-    "create_url",
-    "draft_of",
-    "file_stamp",
-    "forget_listings",
-    "if_there",
-    "list_files",
-    "list_folder",
-    "list_versions",
-    "locked",
-    "make_cache_folder",
-    "matching_urls",
-    "md5_of",
-    "naming",
-    "open_local",
-    "pread",
-    "read_url",
-    "remote_info",
-    "replace_file",
-    "version_in",
-    "version_of",
-    "write_all",
-    "write_url",
-]
-
 Result = TypeVar("Result")
 
 CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows has none

@@ -19,16 +19,6 @@ from kdpipes.storage.access import current_access
 from kdpipes.storage.object_store import with_obstore
 from kdpipes.storage.urls import is_local
 
-__all__ = [
-    "PrivateHostError",
-    "check_filesystem",
-    "check_filesystems",
-    "check_hosts",
-    "filesystem_of",
-    "not_installed",
-    "parent_of",
-]
-
 _MANY = 4_096  # URLs
 _EXTRAS = {
     "gs": "gcs",

@@ -32,8 +32,6 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import current_access, using
 from kdpipes.storage.shared import sharing
 
-__all__ = ["check_workers", "in_parallel", "run_jobs"]
-
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 _AHEAD = 2  # jobs for each worker: one in progress, one waiting

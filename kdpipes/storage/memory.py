@@ -11,8 +11,6 @@ from pathlib import Path
 from kdpipes.core.errors import DataError
 from kdpipes.storage.files import Version
 
-__all__ = ["MappedFiles", "map_file", "read_span"]
-
 _KEPT = 256  # maps of one `MappedFiles`; each holds a descriptor
 _KEPT_SHARDS = 64
 _RESIDENT = 1 << 26  # bytes that are viewed until the pages of the maps leave this process's memory

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 from kdpipes.core.errors import masked
 from kdpipes.core.processes import forget_after_fork
 
-__all__ = ["ObjectFiles", "with_obstore"]
-
 _WITHOUT_EFFECT = {  # on reads through obstore
     *("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop", "asynchronous"),
     *("default_block_size", "default_cache_type", "default_fill_cache", "max_concurrency", "batch_size"),

@@ -27,18 +27,6 @@ from kdpipes.storage.memory import map_file
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, Places, ShardIndex
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = [
-    "HEADER",
-    "Header",
-    "Records",
-    "WrittenSample",
-    "finished_index",
-    "part_name",
-    "read_header",
-    "read_records",
-    "write_part",
-]
-
 HEADER = "records.json"
 _LAYOUT = "kdpipes records"
 _NUMBER = struct.Struct(">Q")

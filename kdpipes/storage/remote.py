@@ -35,17 +35,6 @@ from kdpipes.storage.retries import (
 )
 from kdpipes.storage.urls import is_local
 
-__all__ = [
-    "BrokenStreamError",
-    "Content",
-    "NoRangesError",
-    "RangeReader",
-    "RemoteStream",
-    "Span",
-    "StreamsAhead",
-    "read_range",
-]
-
 _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 23
 _NUM_AHEAD = 6  # chunks under way, of a file that is being read to its end
 _NUM_WHOLE = 8  # of a file of which all is wanted and nothing needed soon

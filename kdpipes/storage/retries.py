@@ -18,20 +18,6 @@ from kdpipes.storage.access import Threads, current_access
 from kdpipes.storage.filesystems import PrivateHostError
 from kdpipes.storage.object_store import ObjectFiles
 
-__all__ = [
-    "NUM_SILENT",
-    "NUM_TRIES",
-    "NUM_TRIES_WITH_COPY",
-    "SilenceError",
-    "ask",
-    "hedged",
-    "in_time",
-    "is_missing",
-    "is_rejected",
-    "retried",
-    "what_went_wrong",
-]
-
 Result = TypeVar("Result")
 
 NUM_TRIES = 6

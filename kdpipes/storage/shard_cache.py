@@ -25,8 +25,6 @@ from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.files import CAN_HOLD, HeldFile, cache_folder, pread
 from kdpipes.storage.shard_folder import ReplacedError, Shard, ShardFolder, StoredFile, download
 
-__all__ = ["NeededShards", "Shard", "ShardCache", "Survey", "Visits"]
-
 _AT_ONCE = 16  # how many shards an order may go through side by side
 _NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
 _log = logging.getLogger(__name__)

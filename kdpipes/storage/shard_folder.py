@@ -28,8 +28,6 @@ from kdpipes.storage.files import (
 )
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 
-__all__ = ["ReplacedError", "Shard", "ShardFolder", "StoredFile", "download"]
-
 _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
 _WHOLE, _PART, _LOCK = ".tar", ".part", "lock"
 _PATIENCE_S, _POLL_S = 60.0, 0.01

@@ -26,8 +26,6 @@ from kdpipes.storage.files import Version
 from kdpipes.storage.memory import map_file
 from kdpipes.storage.shared import PackedStrings
 
-__all__ = ["UNCHECKED", "Catalog", "IndexBuilder", "Places", "ShardIndex"]
-
 UNCHECKED = -1  # in place of a checksum that was not computed
 _MAGIC, _MAGIC_OF_MANY = b"kdpindex", b"kdpjoind"
 _FORMATS = (1, 2)  # without columns, as kdpipes 0.1 writes and reads them, and with columns

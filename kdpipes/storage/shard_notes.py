@@ -17,8 +17,6 @@ from kdpipes.storage.files import cache_folder, cached_name, if_there, make_cach
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY
 from kdpipes.storage.urls import is_local
 
-__all__ = ["NotesPlace", "SavedNotes", "Seen", "class_names_of", "names_beside", "notes_beside", "notes_places"]
-
 _FORMAT = 1
 _DIGITS = re.compile(r"\d+")
 _log = logging.getLogger(__name__)

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from kdpipes.core import pickling
 
-__all__ = ["PackedStrings", "Shared", "is_sharing", "sharing"]
-
 Value = TypeVar("Value")
 _names = itertools.count()
 _is_sharing: ContextVar[bool] = ContextVar("kdpipes_sharing", default=False)

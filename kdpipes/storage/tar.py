@@ -36,18 +36,6 @@ from kdpipes.storage.tar_headers import (
 )
 from kdpipes.storage.urls import is_local, path_of
 
-__all__ = [
-    "MAX_MEMBER_BYTES",
-    "DottedKeys",
-    "Member",
-    "add_sample",
-    "compression_of",
-    "ends_early",
-    "index_shard",
-    "is_index_of",
-    "read_members",
-]
-
 _LONGEST_NUMBER = 18  # digits, which 64 bits hold
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _CHUNK = 1 << 20

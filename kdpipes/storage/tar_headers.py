@@ -16,17 +16,6 @@ from zlib import adler32
 
 from kdpipes.storage.files import pread
 
-__all__ = [
-    "FileBytes",
-    "ForwardBytes",
-    "NoTarError",
-    "StreamBytes",
-    "TarEntry",
-    "UnreadableTarError",
-    "read_entries",
-    "truncated",
-]
-
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _TIMES = re.compile(rb"([0-9]+ [acm]time=[0-9.]+\n)+")  # all that webdataset's writer notes; not needed here

@@ -12,8 +12,6 @@ import braceexpand
 
 from kdpipes.core.errors import must_be
 
-__all__ = ["expand_urls", "identity_of", "is_local", "join_url", "path_of", "relative_names"]
-
 _NO_SHELL = (
     "`pipe:` would run a shell command; give the URL itself, or read it with webdataset: "
     "`kdp.from_webdataset(wds.WebDataset(...))`."

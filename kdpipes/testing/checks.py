@@ -37,8 +37,6 @@ from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDa
 from kdpipes.testing.faults import kill_one_worker
 from kdpipes.work.fields import Selector
 
-__all__ = ["PROMISES", "as_rank", "check_elastic", "check_exactly_once", "check_pipe", "check_resumable", "plain"]
-
 Build = Callable[[Any], Any]
 Flavour = Literal["map", "iter"]
 _ITEMS = tuple((float(number), number % 3) for number in range(7))

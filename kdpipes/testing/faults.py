@@ -15,8 +15,6 @@ from typing import Any, Literal, get_args
 
 from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 
-__all__ = ["BEFORE_THE_ANSWER", "ErrorStyle", "Fault", "error_of", "full_disk", "kill_one_worker", "slow_consumer"]
-
 FaultKind = Literal[
     "latency",
     "slow",

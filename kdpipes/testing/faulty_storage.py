@@ -27,8 +27,6 @@ from kdpipes.core.randomness import hash_key
 from kdpipes.storage.files import pread
 from kdpipes.testing.faults import BEFORE_THE_ANSWER, ErrorStyle, Fault, error_of
 
-__all__ = ["FaultyFileSystem", "Request", "StorageStats", "faulty_storage"]
-
 _ANY = -1  # stands for any fault, where requests are numbered
 _CHUNK = 1 << 20
 

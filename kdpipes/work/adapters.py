@@ -24,8 +24,6 @@ from kdpipes.work.image_ops import NUM_COLUMNS, FieldKind, as_array, back_as
 from kdpipes.work.joint import Fields, JointTransform
 from kdpipes.work.plain_data import as_plain, restored
 
-__all__ = ["AlbumentationsAdapter", "TorchvisionAdapter", "adapted", "unwrapped"]
-
 _NUM_SEEDS = 1 << 53  # larger integers are not exact in all JSON readers
 _TARGETS = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}  # albumentations' names
 _NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "py_random", "random_generator", "seed"}

@@ -24,8 +24,6 @@ from kdpipes.core.traits import Traits
 from kdpipes.storage.codec import register_type
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 
-__all__ = ["DecodedImage", "EncodedImage", "ImageDecoder", "Mode", "UnchangedImages", "orientation_of"]
-
 _REMEDY = 'Replace the file, or leave out such samples with `.on_error("skip")`.'
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]

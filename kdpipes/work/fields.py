@@ -16,8 +16,6 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import ItemForm, Traits
 
-__all__ = ["CtxRecorder", "FieldAdder", "FieldRenamer", "Selector"]
-
 
 @work_pipe("add_field")
 class FieldAdder(Operation):

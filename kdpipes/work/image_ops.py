@@ -17,28 +17,6 @@ from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
-__all__ = [
-    "NUM_COLUMNS",
-    "RESAMPLING",
-    "Drawn",
-    "FieldKind",
-    "Fixed",
-    "Interpolation",
-    "as_array",
-    "as_image",
-    "back_as",
-    "borrows_rng",
-    "check_size",
-    "cut",
-    "cut_out",
-    "keeps_no_rng",
-    "like",
-    "moved",
-    "on_mask",
-    "resized",
-    "size_of",
-]
-
 FieldKind = Literal["image", "mask", "boxes", "points", "other"]
 NUM_COLUMNS = {"boxes": 4, "points": 2}
 Interpolation = Literal["nearest", "bilinear", "bicubic"]

@@ -13,8 +13,6 @@ from kdpipes.core.errors import DataError, closest, must_be
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.image_ops import FieldKind, size_of
 
-__all__ = ["Fields", "JointTransform", "fields_of"]
-
 _BY_NAME: dict[str, FieldKind] = {
     **dict.fromkeys(("mask", "masks", "segmentation", "seg", "annotation", "label_map"), "mask"),
     **dict.fromkeys(("box", "boxes", "bbox", "bboxes"), "boxes"),

@@ -15,18 +15,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "BACKENDS",
-    "Backend",
-    "Box",
-    "JpegDecoder",
-    "OpenedJpeg",
-    "UnfitError",
-    "decoder",
-    "find_decoders",
-    "made_smaller",
-]
-
 Backend = Literal["auto", "turbojpeg", "simplejpeg", "pillow"]
 BACKENDS = ("auto", "turbojpeg", "simplejpeg", "pillow")
 _LIBRARY = "KDPIPES_TURBOJPEG"

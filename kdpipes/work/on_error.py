@@ -17,8 +17,6 @@ from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import work_pipe
 
-__all__ = ["OnError"]
-
 _LEAST = 100  # `max_share` counts at least this many samples, as a share of fewer means little
 Action = Literal["raise", "skip", "quarantine", "substitute"]
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["as_plain", "restored"]
-
 _MOST = 1000
 _NATIVE = (bool, int, float, str, type(None))
 

@@ -18,8 +18,6 @@ from kdpipes.core.randomness import SampleKey, planning, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapper
 
-__all__ = ["find_sample", "replay"]
-
 
 def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe: Any) -> Any:
     """Repeat exactly the operations on a sample that its ctx has recorded.

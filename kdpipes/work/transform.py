@@ -26,8 +26,6 @@ from kdpipes.work.decode import EncodedImage
 from kdpipes.work.image_ops import Drawn, FieldKind, borrows_rng
 from kdpipes.work.joint import Fields, JointTransform, fields_of
 
-__all__ = ["RecordedTransform", "Transformer"]
-
 
 @runtime_checkable
 class RecordedTransform(Protocol):

@@ -15,8 +15,6 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 
-__all__ = ["BatchTransformer"]
-
 _INSTEAD = {
     "rng": "Name it `rngs`: a list with one `numpy.random.Generator` for each value.",
     "ctx": "Use `transform`, which calls a function for each sample.",

@@ -31,8 +31,6 @@ from kdpipes.work.image_ops import (
     size_of,
 )
 
-__all__ = ["CenterCrop", "ColorJitter", "HorizontalFlip", "Normalize", "RandomResizedCrop", "Resize", "ToTensor"]
-
 
 class RandomResizedCrop(Drawn):
     """Crops a random region of an image and resizes it.

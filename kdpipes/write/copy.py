@@ -37,19 +37,6 @@ from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 from kdpipes.storage.retries import is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
-__all__ = [
-    "FULL",
-    "PARTIAL",
-    "CopyResult",
-    "SourceFile",
-    "copy_file",
-    "copy_to_local",
-    "disk_full_error",
-    "is_inside",
-    "state_of",
-    "write_whole",
-]
-
 FULL = (errno.ENOSPC, errno.EDQUOT)
 START, END = "autocopy_start.txt", "autocopy_end.txt"
 PARTIAL = "autocopy_partial.txt"  # in folders of `localize_files`, to which files come one by one

@@ -18,8 +18,6 @@ from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import remote_info
 from kdpipes.storage.urls import identity_of, is_local
 
-__all__ = ["FileLocalizer"]
-
 
 class FileLocalizer(Fingerprinted):
     """Returns the local path for the path or URL of a file, which is copied at its first use.

@@ -26,20 +26,6 @@ from kdpipes.storage.files import Version
 from kdpipes.storage.shard_index import IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample
 
-__all__ = [
-    "END_MARK",
-    "MemberEncoder",
-    "TarSample",
-    "TarShard",
-    "as_tar_key",
-    "as_tar_sample",
-    "check_encoding",
-    "check_extension",
-    "check_tar_key",
-    "duplicate_error",
-    "make_or_leave_out",
-]
-
 _BLOCK = 512  # of a tar
 _MODE = 0o644
 _LONGEST, _LARGEST = 100, 8**11 - 1  # what the fields of a plain header can hold

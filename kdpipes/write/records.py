@@ -57,8 +57,6 @@ from kdpipes.storage.urls import is_local
 from kdpipes.write.copy import locked_once
 from kdpipes.write.members import make_or_leave_out
 
-__all__ = ["RecordsResult", "write_records"]
-
 Encode = Callable[[Any], Any]
 _PREFETCHED = 256  # positions that a remote source prefetches at a time
 _LOCK = ".records.lock"

@@ -62,8 +62,6 @@ from kdpipes.write.members import (
     make_or_leave_out,
 )
 
-__all__ = ["ShardPlaces", "ShardsResult", "write_shards"]
-
 Made = TypeVar("Made")
 Coming = tuple[int, Callable[[], Sample]]  # a position in the chain, and a function that makes the sample, or fails
 _NUMBER = re.compile(r"%(?:0\d+)?d")

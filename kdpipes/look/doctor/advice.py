@@ -25,8 +25,6 @@ from kdpipes.work.joint import JointTransform
 from kdpipes.work.on_error import OnError
 from kdpipes.work.transform import Transformer
 
-__all__ = ["Advice", "advice", "bound_of", "kinds_text", "shares_by_kind"]
-
 _NAMES: dict[Kind, str] = {"plan": "the plan", "cache": "the cache", "device": "the device"}  # others as they are
 _HARDLY = 0.0005  # the share below which nothing is reported
 _FASTER = 2.0  # times as fast as Pillow are the others with the shipped photos, at the least

@@ -38,8 +38,6 @@ from kdpipes.work.fields import FieldAdder, Selector
 from kdpipes.work.joint import fields_of
 from kdpipes.work.transform import Transformer
 
-__all__ = ["wide_pixels"]
-
 _log = logging.getLogger("kdpipes")
 _LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}
 _MASK = re.compile("mask|segm|label_?map|annotation|trimap", re.IGNORECASE)

@@ -31,8 +31,6 @@ from kdpipes.look.rendering import render
 from kdpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from kdpipes.work.jpeg import find_decoders
 
-__all__ = ["Report", "doctor"]
-
 _BATCH_SIZE = 16  # of an indexed chain, which has none
 _SEVERITIES = ("error", "warning", "hint")
 _NOTHING: Any = object()

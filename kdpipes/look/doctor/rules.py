@@ -24,24 +24,6 @@ from kdpipes.core.sample import Sample
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.work.fields import Selector
 
-__all__ = [
-    "RULES",
-    "Facts",
-    "Finding",
-    "Rule",
-    "Severity",
-    "Wrong",
-    "callables_of",
-    "contents",
-    "num_different",
-    "rule",
-    "samples_of",
-    "selected_names",
-    "selector_in",
-    "shrinks",
-    "upstream_nodes",
-]
-
 Severity = Literal["error", "warning", "hint"]
 _FEW = 64  # samples that are looked at
 _PASSING = (Shuffler, ShardingFilter)  # stock pipes that pass samples on as they are

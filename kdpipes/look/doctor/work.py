@@ -32,8 +32,6 @@ from kdpipes.work.joint import fields_of
 from kdpipes.work.on_error import OnError
 from kdpipes.work.transform import Transformer
 
-__all__ = ["decoders_of", "is_same"]
-
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _CALLING = ("map", "transform", "add_field")
 _RANDOM = re.compile("rand|shuffle|choice|uniform|normal$")
