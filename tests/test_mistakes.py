@@ -81,5 +81,5 @@ def test_crops_need_the_keys(photo_folder: Path) -> None:
     photos = kdp.image_folder(photo_folder).decode_images().record_ctx().transform("x", kdp.RandomResizedCrop(8))
     chain = photos.select("x y", return_ctx=True).deal(batch_size=4).collate_samples()
     batch = next(iter(chain))
-    with pytest.raises(kdp.ChainError, match=r"Select the keys, too: `select\(\"x y key\", return_ctx=True\)`"):
+    with pytest.raises(kdp.ChainError, match=r"select the keys, too: `select\(\"x y key\", return_ctx=True\)`"):
         kdp.show_batch(batch, chain, crops=True)

@@ -219,9 +219,9 @@ class MapPipe(Pipe, MapChain):
 
     def _checked_column(self, name: str) -> NDArray[Any]:
         field = None
-        if "." in name and not self.has_column(name):
-            len(self)  # a source that has not been opened yet knows no fields
-            field = field_of(name, self.field_names() or ())
+        if "." in name:
+            len(self)  # a source that has not been opened yet knows neither fields nor columns
+            field = None if self.has_column(name) else field_of(name, self.field_names() or ())
         with planning(0):
             column = as_column(self.read_column(name if field is None else field))
             if field is not None:

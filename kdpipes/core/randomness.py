@@ -314,7 +314,7 @@ class _Trial(threading.local):
     is_on = False
     is_noting = False  # whether it finds out which functions draw
     has_found = False  # whether one did
-    before: Any = None  # the pickled states of the global generators before the first call without seeds
+    before: Any = None  # the states of the global generators before the first call without seeds
 
 
 _trial = _Trial()
@@ -361,8 +361,10 @@ class GlobalUse:
         return value, is_random
 
 
-def _global_states() -> bytes:
-    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy().tobytes()))
+def _global_states() -> Any:
+    """Return the states of the global generators, and a pickle of them, which is compared and never loaded."""
+    states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy().tobytes()
+    return states, pickle.dumps(states)
 
 
 def try_unseeded(make: Callable[[], Made]) -> Made:
@@ -387,7 +389,7 @@ def try_unseeded(make: Callable[[], Made]) -> Made:
             return made
     finally:
         _trial.is_on = False
-    python, numpy, torchs = pickle.loads(_trial.before)  # noqa: S301 - made by `_global_states` in this process
+    (python, numpy, torchs), _ = _trial.before
     with _globals_lock:
         random.setstate(python)
         np.random.set_state(numpy)
@@ -403,7 +405,7 @@ def try_unseeded(make: Callable[[], Made]) -> Made:
 
 def _has_moved() -> bool:
     with _globals_lock:
-        return _trial.before is not None and _global_states() != _trial.before
+        return _trial.before is not None and bool(_global_states()[1] != _trial.before[1])
 
 
 class EpochCounter:

@@ -697,6 +697,15 @@ def _reject_doubling(pipe: Any, num_workers: int) -> None:
 _one_at_a_time = threading.RLock()
 
 
+def _renew_lock() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()  # a thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def _torchdata_seeds(seed: int) -> Any:
     """Return the generator of seeds that torchdata's reading services take; without torchdata, one like it."""
     module = load_torchdata("torchdata.dataloader2.random")
