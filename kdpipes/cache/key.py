@@ -58,7 +58,7 @@ class Identity:
 
     def of(self, sample: Sample) -> bytes:
         """Return 20 bytes that identify the sample's values downstream of all of the pipes."""
-        if self._needs_keys and sample.key == str(sample.index):
+        if self._needs_keys and sample.has_number:
             raise ChainError(
                 "The keys of the samples are numbers in the order of arrival, which changes, so a cache would mix them "
                 "up. Give them keys of their own: `.to_samples(key=...)`."

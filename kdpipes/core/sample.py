@@ -146,7 +146,11 @@ class _Origin:
     )
 
     def __init__(
-        self, key: str | Callable[[], str], index: int, sample_key: SampleKey, version: str | Callable[[], str] = ""
+        self,
+        key: str | Callable[[], str] | None,
+        index: int,
+        sample_key: SampleKey,
+        version: str | Callable[[], str] = "",
     ) -> None:
         self.version = version
         self.route: tuple[int, ...] = ()
@@ -170,7 +174,7 @@ class Sample(MutableMapping[str, Any]):
     Args:
         fields: The fields by name. A value of type `Lazy` is computed when it is read.
         key: A stable name that is unique in the source, such as a relative path or an ID; or a function that returns
-            it. Caches, quarantines and `replay` need it.
+            it. Caches, quarantines and `replay` need it. None numbers the sample by `index`.
         index: The sample's position in its source, from 0.
         draw: The key that the sample's random numbers derive from. By default, it is the one that `deal` has set.
         version: A string that changes when the data of the sample change, such as the size and time of its file; or a
@@ -190,7 +194,7 @@ class Sample(MutableMapping[str, Any]):
         self,
         fields: Mapping[str, Any],
         *,
-        key: str | Callable[[], str] = "",
+        key: str | Callable[[], str] | None = "",
         index: int = 0,
         draw: SampleKey | None = None,
         version: str | Callable[[], str] = "",
@@ -202,9 +206,16 @@ class Sample(MutableMapping[str, Any]):
     def key(self) -> str:
         """The sample's name, which is stable and unique in its source."""
         key = self._origin.key
+        if key is None:
+            return str(self._origin.index)
         if not isinstance(key, str):
             key = self._origin.key = key()
         return key
+
+    @property
+    def has_number(self) -> bool:
+        """Whether the key is only the number of the sample in its source."""
+        return self._origin.key is None
 
     def required_key(self, needed_by: str) -> str:
         """Return the key; raise ChainError, which names a pipe, if it is empty."""
@@ -303,7 +314,8 @@ class Sample(MutableMapping[str, Any]):
         origin = self._origin
         fields = dict(self)  # first, because loading fields records entries of the ctx
         kept = {"route": origin.route, "names": origin.names, "is_recording": origin.is_recording, "ctx": origin.ctx}
-        return _restore, (fields, self.key, self.index, self.draw, self.version, kept)
+        key = None if self.has_number else self.key
+        return _restore, (fields, key, self.index, self.draw, self.version, kept)
 
     def lazy(self, name: str) -> Lazy:
         """Return a field without loading it."""
@@ -316,7 +328,8 @@ class Sample(MutableMapping[str, Any]):
 
     def naming(self) -> Callable[[], str]:
         """Return a function that returns the sample's name for errors, and does not keep the sample in memory."""
-        return partial(sample_name, self._origin.key)
+        key = self._origin.key
+        return partial(sample_name, self.key if key is None else key)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -521,7 +534,7 @@ class _Unknown:
 
 
 def _restore(
-    fields: dict[str, Any], key: str, index: int, sample_key: SampleKey, version: str, kept: dict[str, Any]
+    fields: dict[str, Any], key: str | None, index: int, sample_key: SampleKey, version: str, kept: dict[str, Any]
 ) -> Sample:
     sample = Sample(fields, key=key, index=index, draw=sample_key, version=version)
     for name, value in kept.items():
@@ -561,7 +574,7 @@ def as_sample(item: Any, index: int, pipe: str) -> Sample:
         return item.fork()
     if isinstance(item, Mapping) and all(isinstance(name, str) for name in item):
         fields = {name.lstrip("."): value for name, value in item.items() if not name.startswith("__")}
-        return Sample(fields, key=str(item.get("__key__", index)), index=index)
+        return Sample(fields, key=str(item["__key__"]) if "__key__" in item else None, index=index)
     hint = "`.to_samples()` makes them."
     if isinstance(item, list):
         hint = f"These are batches: put `.{pipe}()` before `.deal()`."

@@ -45,9 +45,8 @@ class Recipe(Fingerprinted):
         return known if self.class_names is None else (known, self.class_names)
 
     def __call__(self, item: Any, index: int) -> Sample:
-        key = str(self._key(item) if self._key is not None else _default_key(item, index))
         if isinstance(item, Sample):
-            sample = item.fork(key=key)
+            sample = item.fork(key=None if self._key is None else str(self._key(item)))
             fields = self._all_fields(sample)
             for name in sample.names:
                 del sample[name]
@@ -55,7 +54,10 @@ class Recipe(Fingerprinted):
             return sample
         is_path = isinstance(item, str) and not self._functions
         version = partial(file_stamp, item) if is_path else ""
-        return Sample(self._all_fields(_without_files(item)), key=key, index=index, version=version)
+        default = _default_key(item)  # of an item whose file is still open
+        item = _without_files(item)
+        key = default if self._key is None else str(self._key(item))
+        return Sample(self._all_fields(item), key=key, index=index, version=version)
 
     def _all_fields(self, item: Any) -> dict[str, Any]:
         functions = self._functions.items()
@@ -130,14 +132,12 @@ def _without_files(item: Any) -> Any:
     return item
 
 
-def _default_key(item: Any, index: int) -> Any:
-    if isinstance(item, Sample):
-        return item.key
+def _default_key(item: Any) -> str | None:
     if isinstance(item, dict | Mapping):
-        return item.get("__key__", index)
+        return str(item["__key__"]) if "__key__" in item else None
     if isinstance(item, tuple) and item and isinstance(item[0], str) and hasattr(item[-1], "read"):
         return identity_of(item[0])
-    return identity_of(item) if isinstance(item, str) else index
+    return identity_of(item) if isinstance(item, str) else None
 
 
 class _SampleMaker(Pipe):

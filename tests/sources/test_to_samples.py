@@ -92,6 +92,25 @@ def test_names_keys_and_labels_are_given_to_items() -> None:
         assert [dict(sample) for sample in wrap([3, 4]).to_samples(fields="n")] == [{"n": 3}, {"n": 4}]
 
 
+def test_keys_of_open_files_are_computed_from_their_bytes() -> None:
+    items = [("a.txt", io.BytesIO(b"heron")), ("b.txt", io.BytesIO(b"stork"))]
+    stream = IterableWrapper(items, deepcopy=False).to_samples(key=lambda item: item[1].decode(), fields="path x")
+    assert [(sample.key, sample["x"]) for sample in stream] == [("heron", b"heron"), ("stork", b"stork")]
+
+
+@pytest.mark.parametrize("key", [str, None])
+def test_own_keys_may_be_numbers_in_any_order(key: Any) -> None:
+    def chain() -> Any:
+        numbers = IterableWrapper(range(12)).shuffle(buffer_size=5)
+        return numbers.to_samples(key=key, fields={"x": int}).cache_in_memory().select("x").deal(batch_size=12)
+
+    if key is None:
+        with pytest.raises(kdp.ChainError, match="numbers in the order of arrival"):
+            next(iter(chain()))
+    else:
+        assert sorted(x for batch in chain() for (x,) in batch) == list(range(12))
+
+
 def test_what_computes_fields_and_labels_runs_when_they_are_read() -> None:
     for wrap in (IterableWrapper, SequenceWrapper):
         seen: list[str] = []

@@ -462,6 +462,15 @@ def test_kinds_are_part_of_what_a_transform_is() -> None:
     assert made("image mask", kinds={"mask": "mask"}) == known[1]
 
 
+def test_albumentations_needs_an_image_or_a_mask() -> None:
+    boxes = A.Compose([A.HorizontalFlip()], bbox_params=A.BboxParams("pascal_voc", label_fields=[]))
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)none of them is an image or a mask.*Name the image, too: `.transform\(\"x boxes\", ...\)`",
+    ):
+        kdp.from_dataset([([], 0)]).transform("boxes", boxes, kinds={"boxes": "boxes"})
+
+
 def test_an_image_in_a_field_of_labels_is_an_error() -> None:
     picture = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
     pipe = kdp.from_dataset([(picture, picture.convert("P"))], "image label")
