@@ -205,7 +205,7 @@ class Cacher(Operation):
 
 
 class _Verified(set[bytes]):
-    """The entries whose checksums this process has compared. A copy in another process is empty."""
+    """The entries whose checksums this process has compared. Copying or pickling it gives an empty set."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Verified, ()

@@ -43,7 +43,8 @@ class LmdbStore(CacheStore):
 
     Args:
         folder: A local folder (no network file system), which is created if need be, or a `SharedFolder`.
-        max_bytes: The process that creates the cache decides, and later ones can only ask for more.
+        max_bytes: The maximum size; by default half of the free space. The process that creates the cache sets it;
+            later ones can only raise it.
         is_durable: Whether entries are written in groups, each of which waits for the disk; False by default for a
             `SharedFolder`.
     """
@@ -71,7 +72,7 @@ class LmdbStore(CacheStore):
 
     @classmethod
     def in_memory(cls, name: str | None = None, *, max_bytes: int | None = None, keep: bool = False) -> LmdbStore:
-        """Return a store in shared memory, as `cache_in_memory` describes it, of at most the bytes that are free."""
+        """Return a store in shared memory, no larger than the free memory. It is removed as `cache_in_memory` says."""
         folder = SharedFolder(name, keep=keep)
         self = cls(folder, max_bytes=max_bytes)
         self.is_shared = name is not None

@@ -90,7 +90,7 @@ def complete(pipe: Any) -> bool:
 
 
 class _Filler:
-    """Loads the samples of a pipe that its cache lacks, but for those of the blocks that are done.
+    """Loads the samples that the cache of a pipe lacks, except those of blocks whose first positions are `done`.
 
     It may be sent to worker processes. If it `waits`, it waits for samples that another process is loading; otherwise
     it leaves them out.

@@ -87,7 +87,11 @@ def read_with_keys(
 def read_samples(
     fetch: Callable[[int], Sample], names: Sequence[str], positions: NDArray[Any], bulk: Bulk
 ) -> list[Sequence[Any]] | None:
-    """Return fields, "key" or "index" of samples that a pipe makes one by one, for pipes that work on many at once."""
+    """Make samples one by one with `fetch`, and return a column for each name: a field, "key" or "index".
+
+    Pipes downstream can then work on many samples at once. Return None if the samples went through different
+    operations.
+    """
     rows: list[Sequence[Any]] = []
     claimed: dict[str, int] | None = None
     for position, key in zip(positions.tolist(), bulk.keys(), strict=True):
@@ -129,7 +133,7 @@ class BulkReader:
     ) -> list[Any]:
         """Return the items at some positions.
 
-        `make` makes a part of them one by one: from a place in `positions` up to another one.
+        `make(start, stop)` makes the items at `positions[start:stop]` one by one.
         """
         items: list[Any] = []
         while self._size and _LEAST <= len(positions) > len(items):

@@ -114,7 +114,10 @@ def call_seeded(
 
 
 def call_with_key(function: Callback, sample_key: SampleKey, place: str, *args: Any) -> Any:
-    """Call a user's function for an item that is not a sample, such as a batch, as `call_seeded` does for samples."""
+    """Call a user's function for an item that is not a sample, such as a batch, as `call_seeded` does for samples.
+
+    `place` is the name of the operation, which must be unique for the item.
+    """
     if "rng" in function.parameters:
         return function(*args, rng=sample_key.rng(place))
     if function.is_fixed:

@@ -448,5 +448,8 @@ def _pipe_parts(pipe: Any, follows_globals: bool) -> Iterator[Any]:
 
 
 def stock_fingerprint(pipe: Any) -> dict[str, Any]:
-    """Return the data that identify a pipe of torch, and those that kdpipes puts in place of it, so that states fit."""
+    """Return the data that identify a pipe of torch.
+
+    Pipes of kdpipes that replace one of torch have the same data, so that states fit both.
+    """
     return {name: value for name, value in vars(pipe).items() if not name.startswith("_")}

@@ -37,7 +37,10 @@ class Order:
         return (positions for positions in self._windows() if len(positions))
 
     def through(self, mapping: Callable[[Positions], Positions]) -> Order:
-        """Return the order upstream of a pipe, whose positions `mapping` maps to as many or fewer in its source."""
+        """Return the order upstream of a pipe.
+
+        `mapping` turns positions of the pipe into positions of its source; it may drop some, but not add any.
+        """
         return Order(lambda: map(mapping, self), is_epoch=self.is_epoch)
 
     def positions(self) -> Positions:

@@ -348,9 +348,9 @@ class GlobalUse:
     def call_seeded(
         self, key: bytes, function: Callable[..., Any], *args: Any, is_watched: bool, **kwargs: Any
     ) -> tuple[Any, bool]:
-        """Call a function with global generators seeded from a key. Return its result, and whether it drew.
+        """Call a function with global generators seeded from `key`; return its result, and whether it drew from them.
 
-        If the caller does not need to know that, `is_watched` is False, and so may be the answer.
+        If `is_watched` is False, the second value may be False although the function drew.
         """
         is_watched = is_watched or (_trial.is_noting and not self.is_seen)
         with seeded_globals(key) as has_drawn:

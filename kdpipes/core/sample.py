@@ -80,7 +80,10 @@ class Lazy:
         return found
 
     def before(self, is_step: Callable[[str], bool]) -> Lazy | None:
-        """Return the value before the last steps, which `is_step` knows by description; None if it is lost."""
+        """Return the value before the last steps; None if it is no longer known.
+
+        `is_step` takes a description of a value, and returns whether it is such a step.
+        """
         value = self
         while is_step(value._what):
             if value.is_loaded or not value._inputs:
@@ -89,9 +92,9 @@ class Lazy:
         return value
 
     def wrap(self, wrapped: Callable[[Callable[..., Any], str], Callable[..., Any] | None]) -> None:
-        """Replace the functions that compute the value and its inputs by `wrapped(function, description)`.
+        """Replace each function that computes the value or its inputs by `wrapped(function, description)`.
 
-        If that is None, the value and its inputs are left unchanged.
+        If `wrapped` returns None, the value and its inputs are left unchanged.
         """
         if self._value is UNLOADED and (load := wrapped(self._load, self._what)) is not None:
             self._load = load
@@ -99,7 +102,10 @@ class Lazy:
                 value.wrap(wrapped)
 
     def fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
-        """Return the value for another delivery, whose values so far are `forks`. Until it is loaded, it is another."""
+        """Return the value for another delivery; if it is not loaded yet, it is computed anew, once.
+
+        `forks` holds the values already forked for that delivery; this one is added.
+        """
         if self not in forks:
             if self.is_loaded:
                 forks[self] = Loaded(self._value)
@@ -337,9 +343,9 @@ class Sample(MutableMapping[str, Any]):
         return tuple(self._fields)
 
     def arrange(self, orders: Mapping[tuple[str, ...], Sequence[tuple[str, str]]]) -> bool:
-        """Keep, rename and order fields by pairs of a new and an old name, which depend on the names of all fields.
+        """Keep, rename and order fields. `orders` maps the names of all fields to pairs of a new and an old name.
 
-        Return False if `orders` has no entry for these.
+        Return False if `orders` has no entry for the names of this sample.
         """
         fields = self._fields
         order = orders.get(tuple(fields))
@@ -349,7 +355,7 @@ class Sample(MutableMapping[str, Any]):
         return True
 
     def lack(self, names: Collection[str], place: str) -> None:
-        """Set the fields that this sample, in `place`, lacks but others have. Reading one is an error of the data."""
+        """Set the fields that this sample lacks but others have; reading one raises an error, which names `place`."""
         self._origin.lacking = frozenset(names), place
 
     @property

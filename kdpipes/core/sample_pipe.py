@@ -192,7 +192,7 @@ class _Declaring(Protocol):
 class UsersOperation(Operation):
     """A user's function of (sample, *args, **kwargs), or an object that is called with the sample.
 
-    What it does is `declared`; with None, the object declares it.
+    `declared` are its traits; if it is None, the traits of the object count.
     """
 
     def __init__(
@@ -307,8 +307,8 @@ def sample_pipe(
             what = f"`{replaced}` is not called any more" if replaced is not None else what
             if what:
                 raise TypeError(
-                    f"{what}: the class {definition.__name__} must declare which fields it changes and reads as its "
-                    'attribute `traits`, like `traits = kdp.Traits(changes={"x"}, reads={"x", "y"})`.'
+                    f"{what}: the class {definition.__name__} must declare the fields that it changes and reads in an "
+                    'attribute `traits`, such as `traits = kdp.Traits(changes={"x"}, reads={"x", "y"})`.'
                 )
 
         def make(*args: Any, **kwargs: Any) -> Operation:

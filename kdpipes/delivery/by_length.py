@@ -138,7 +138,7 @@ class LengthOrder(Fingerprinted):
 
 
 def read_lengths(source: Any, column: str) -> LengthOrder:
-    """Return the samples of an indexed source in the order of their lengths; raise DataError if one is not a length."""
+    """Return the samples of an indexed source by length; raise DataError if one is not an integer of at least 0."""
     lengths = source.column(column)
     if lengths.dtype.kind in "iu":
         wrong = lengths < 0

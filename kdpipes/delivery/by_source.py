@@ -57,7 +57,10 @@ class SourceCut(EqualCut):
         return EqualEpoch(self._size(source, sharding.num_ranks), self._layout, sharding, order)
 
     def _size(self, source: Any, num_ranks: int) -> int:
-        """Return the length of an epoch. Ranks do not share what remains, or their batches had other shares."""
+        """Return the number of samples in an epoch.
+
+        Leftover samples are not divided among ranks, because that would change the shares.
+        """
         size, global_size = len(self.prepare(source, num_ranks)), self._layout.size_of(num_ranks)
         if 0 < size < global_size:
             raise DataError(

@@ -112,7 +112,7 @@ class Cut(ABC):
         """Return an epoch by its number."""
 
     def _once(self, read: Callable[[], Any]) -> Any:
-        """Return what the first call has read."""
+        """Return the result of `read`, which is called only the first time."""
         if self._found is None:
             self._found = Shared(read())
         return self._found.value
@@ -176,7 +176,7 @@ class ShardCut(EqualCut):
 
     Args:
         layout: The sizes of batches.
-        window: The least number of samples in a window; None for those of 8 shards.
+        window: The minimum number of samples in a window; None for as many as 8 shards have.
         num_batches: See `EqualCut`.
     """
 
@@ -208,7 +208,7 @@ class EqualEpoch(Epoch):
         num_samples: The length of the source.
         layout: How to divide the epoch into batches.
         sharding: The rank and worker, and their numbers.
-        order: A map from ordinals to positions, `order[ordinals]`; None if they are equal.
+        order: A map from ordinals to positions, `order[ordinals]`; None if positions equal ordinals.
     """
 
     def __init__(self, num_samples: int, layout: Layout, sharding: Sharding, order: Any = None) -> None:

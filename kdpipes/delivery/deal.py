@@ -306,7 +306,7 @@ def _cut_of(
                 '`uneven="pad"` cannot be used with `batch_by="class"`, whose batches are all full. Remove it.'
             )
     if window is not None and (shuffle != "shards" or is_by_length):
-        raise ValueError('`window` must be given with `deal(shuffle="shards")`, and only there.')
+        raise ValueError('`window` can only be used with `deal(shuffle="shards")`.')
     if shuffle == "shards" and (is_by_length or is_by_class):
         raise ValueError('`shuffle` must be True or False with `batch_by`, but is "shards" instead.')
     window = None if window is None else check_count("window", window)
@@ -319,7 +319,7 @@ def _cut_of(
         if len(given := _given(exclusive)) > 1:
             raise ValueError(f"`{given[0]}` and `{given[1]}` cannot be given together. Remove one of them.")
     if num_batches is not None and uneven != "keep":
-        raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
+        raise ValueError("`uneven` cannot be used with `num_batches`, because then no batch is short. Remove it.")
     is_one_row = tokens["max_tokens"] is not None and tokens["global_max_tokens"] is None and not is_by_class
     if check_flag("pack", pack) and not is_one_row:
         raise ValueError(

@@ -43,7 +43,7 @@ from kdpipes.delivery.skipping import LEFT_OUT
 from kdpipes.delivery.tail import head_samples, tail_of, together
 
 Split = Literal["auto", "lanes", "samples"]
-_DEFAULT_RANKS = 4  # that divide a global batch without changing it, if the chain does not say how many
+_DEFAULT_RANKS = 4  # to allow for without changing global batches, if the chain does not set it
 
 
 @functional_pipe("deal", flavour="iter")
@@ -233,7 +233,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return shards.num_indexed() if self.uneven != "drop" and shards is not None and is_kept else None
 
     def lane_plan(self) -> LanePlan | None:
-        """Return the lanes of the epochs; None if every worker reads the whole stream, also for want of shards.
+        """Return the lanes of the epochs; None if every worker reads the whole stream, as with too few shards.
 
         Raises:
             ValueError: The number of ranks does not divide `max_ranks`.

@@ -297,7 +297,7 @@ class Dealer(Resumable):
         return epoch, *self._start_of(epoch)[1:]
 
     def _start_of(self, epoch: int) -> _Start:
-        """Return where an epoch begins: not where a state did, if another epoch was set, or that one abandoned."""
+        """Return where an epoch begins. A loaded state counts only for its own epoch."""
         return self._start if self._start.epoch in (None, epoch) else _Start()
 
     def whole_samples(
@@ -319,7 +319,7 @@ class Dealer(Resumable):
         dealer.source, dealer._epochs = self.source.source if is_selected else self.source, EpochCounter()
         dealer._bulk_reader = BulkReader()  # it finds out what the source can do
         dealer._seed, dealer._seen = self._seed if seed is None else seed, seen
-        dealer._told_of_skips = Skip.log  # and none is too many
+        dealer._told_of_skips = Skip.log  # they are logged, and the limits of `on_error` are not checked
         dealer.set_epoch(epoch)
         dealer.start_at(first)
         for samples in dealer.iterate():

@@ -108,11 +108,11 @@ class Lane:
 
     Args:
         number: The number of the lane.
-        items: The samples, not yet loaded, from `cursor` on; None is the start.
+        items: The samples from `cursor` on, not yet loaded.
         again: The samples of the lane again and again, without end, for padding.
         size: The number of samples in a piece.
         place: Returns where the items stand, as the first three numbers of a cursor; None if no cursor resumes them.
-        cursor: See `items`.
+        cursor: Where `items` begin; None for the start of the lane.
     """
 
     def __init__(
@@ -211,8 +211,8 @@ class Passes(Iterator[Any]):
 class KeptLanes:
     """The lanes of an epoch with `num_batches`, kept for the next one, which continues them.
 
-    A copy is empty, since open files and filled buffers belong to one pipe (`owner`) in one process. There are only
-    cursors after an error, or an epoch that was left early.
+    A copy is empty, since open files and filled buffers belong to one pipe (`owner`) in one process. After an error,
+    or an epoch that was left early, only the cursors are kept.
     """
 
     def __init__(

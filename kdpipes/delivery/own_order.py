@@ -66,7 +66,7 @@ class OwnOrder(Fingerprinted):
             )
 
     def positions(self, epoch: int, size: int) -> NDArray[np.int64]:
-        """Return the positions of an epoch in a source of `size` samples, `[n] int`; raise an error if they are not."""
+        """Return the positions of an epoch in a source of `size` samples, `[n] int`; raise if one is not valid."""
         key = hash_key("own order", self._seed, epoch)
         given = self._sampled(key, epoch, size) if self._is_sampler else self._called(key, epoch)
         positions = np.asarray(given)
@@ -137,7 +137,7 @@ class OwnCut(EqualCut):
         positions = self._order.positions(epoch, len(source)) if epoch else first
         if len(positions) != len(first):
             raise ValueError(
-                f"`order` must give equally many positions in each epoch, but gave {len(first)} for epoch 0 and "
-                f"{len(positions)} for epoch {epoch}. `deal(num_batches=...)` makes epochs of any length."
+                f"`order` must return the same number of positions in every epoch, but returned {len(first)} for epoch "
+                f"0 and {len(positions)} for epoch {epoch}. `deal(num_batches=...)` makes epochs of any length."
             )
         return positions

@@ -140,7 +140,7 @@ class Skipper:
         return bool(self._listed)
 
     def make(self, sample_key: SampleKey, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-        """Return what `finish` makes of the sample that `fetch` returns, not loaded; or LEFT_OUT."""
+        """Return `finish(fetch())`, or LEFT_OUT if the sample is skipped; `fetch` returns the sample unloaded."""
         sample: Any = None
         try:
             sample = fetch()
@@ -163,7 +163,7 @@ class Skipper:
         return item
 
     def give_up(self, epoch: int, batch: int, key: str, index: int, error: Exception) -> bool:
-        """Leave out the rest of a shard, after `index` samples of the stream; return False if that must not be."""
+        """Leave out the rest of a shard, after `index` samples; return False if `on_error` does not allow it."""
         if isinstance(error, ImportError) or not self._handler.tolerates(error):
             return False
         skip = Skip(epoch, batch, index, key, f"{type(error).__name__}: {without_notes(error)}", is_shard=True)

@@ -68,7 +68,7 @@ class _Held:
 
 
 class _Worked:
-    """A source after an operation."""
+    """A `BulkSource` that applies an operation to another one."""
 
     def __init__(self, operation: Operation, source: BulkSource) -> None:
         self._operation, self._source = operation, source

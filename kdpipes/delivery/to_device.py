@@ -104,7 +104,10 @@ def _check_device(device: torch.device) -> None:
 
 
 class _OnStream:
-    """Sends batches to a CUDA device on a separate CUDA stream, in a thread of its own, in which it calls `copy`."""
+    """Sends batches to a CUDA device on a separate CUDA stream, in a thread of its own.
+
+    `copy(send, batch)` is called in that thread, and returns the batch with `send` applied to its tensors.
+    """
 
     def __init__(
         self, device: torch.device, copy: Callable[[Callable[[torch.Tensor], torch.Tensor], Any], Any]

@@ -166,7 +166,7 @@ class Tuner:
         Args:
             rate: Batches per second.
             share: The part of the time that the loop waited.
-            typical: The same in a typical round of the workers.
+            typical: The part of a typical round of the workers that the loop waited.
         """
         number, prefetch = self.setting
         keeps_up = share < _WAITING

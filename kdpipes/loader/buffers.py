@@ -67,7 +67,12 @@ def _aligned(place: int) -> int:
 
 
 class SharedBuffers:
-    """The worker's side: fills the `number` buffers of an arena; see `SharedFile` for `folder`."""
+    """The worker's side: fills buffers.
+
+    Args:
+        number: How many buffers an arena has.
+        folder: The folder for arenas that need a path; empty where descriptors can be sent.
+    """
 
     def __init__(self, number: int, folder: str = "") -> None:
         self._number = number
@@ -176,7 +181,8 @@ class SharedBuffers:
 
 
 def _allocate(file: int, start: int, size: int) -> None:
-    # Memory of a file is taken when it is first written to, and a process that writes where none is left is killed.
+    # Reserve the memory now. Otherwise it is allocated on the first write, and a process that writes when none is left
+    # is killed.
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, start, size)
 

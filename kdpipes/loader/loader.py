@@ -166,10 +166,11 @@ class Loader:
         self._chain = Chain.of(source_datapipe).copy_streams()
         self.reading_service = copy.deepcopy(self._service)  # loaders may be made from one service
         has_workers = self._own is not None and self._own.has_workers
-        self._dealt_part = main_part(self._chain, has_workers=has_workers)[1]  # of the chain: what workers run
+        self._dealt_part = main_part(self._chain, has_workers=has_workers)[1]  # of the chain, which workers run
         self._checkpointer = Checkpointer(self._dealt_part, max(_num_workers(self._service), 1))
         self._first_epoch = self._checkpointer.next_epoch()
-        self._next_epoch = self._whole_epoch = self._first_epoch  # of services of others: which begins next; is current
+        # For reading services of other libraries: the next epoch, and the current one.
+        self._next_epoch = self._whole_epoch = self._first_epoch
         if self._tuner is not None and "num_workers" in self._checkpointer.sizes():
             raise ChainError(
                 'The batches of this chain depend on the number of workers, so that "auto" would change them. End it '
@@ -286,7 +287,7 @@ class Loader:
                     if self._start is not None and (self._start.number or self._start.offset):
                         raise RuntimeError(
                             f"The number of ranks has changed within an epoch: batches were counted with {then}, but "
-                            f"now these are {now}. Call `torch.distributed.init_process_group` before "
+                            f"the sizes are now {now}. Call `torch.distributed.init_process_group` before "
                             "`load_state_dict`, and use `deal(global_batch_size=...)`, which does not depend on the "
                             "number of ranks."
                         )

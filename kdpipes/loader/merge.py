@@ -192,7 +192,7 @@ class Merger:
         return any(self._due)
 
     def _takes_aside(self, place: int, message: Message) -> bool:
-        """Take a worker's next message if it is not about the items of a batch; return whether that is so.
+        """Handle a worker's next message if it is not about the items of a batch, and return whether it was handled.
 
         Raises:
             Exception: The worker's error.
@@ -219,7 +219,10 @@ class Merger:
 
 
 class SameDamage:
-    """Checks that workers which read the same stream have given up the same shards, or their batches would not fit."""
+    """Checks that workers that read the same stream gave up the same shards.
+
+    Otherwise, their batches would not fit together.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self._given_up: list[set[Skip]] = [set() for _ in range(num_workers)]

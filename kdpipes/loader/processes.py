@@ -153,8 +153,8 @@ class WorkerProcess:
                 os.kill(self.process.pid, number)
 
     def forget(self) -> None:
-        """Take it from multiprocessing's list of children, all of which that ends when the interpreter exits."""
-        # In a process that the user forks, that would wait for the parent's workers, and end them.
+        """Remove the process from multiprocessing's list of children, which are ended when the interpreter exits."""
+        # A process that the user forks would otherwise wait for the workers of its parent, and end them.
         getattr(multiprocessing.process, "_children", set()).discard(self.process)
 
     def close(self) -> None:

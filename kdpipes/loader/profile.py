@@ -230,16 +230,16 @@ def measured(chain: Any, service: Any) -> Measured:
 
 
 class Probes:
-    """Measures the pipes of a chain while they are on.
+    """Measures the pipes of a chain while it is on.
 
-    A pipe of kdpipes' gets methods of its own as attributes of the instance, a stock pipe a subclass of its class. What
-    is called for each sample is put there and taken off; iterators live for an epoch, and ask whether it is on. The
-    values that a pipe promises are measured when they are made, which is in a later pipe, and count for the pipe that
-    has promised them; so do the pixels of an image that is decoded late.
+    A pipe of kdpipes gets measuring methods as attributes of the instance, a stock pipe a subclass of its class.
+    Methods that are called for each sample are installed by `on` and removed by `off`; iterators live for an epoch, and
+    check whether it is on. Values that a pipe promises are computed in a later pipe but count for the pipe that
+    promised them, as do the pixels of an image that is decoded late.
 
     Args:
-        chain: A copy of a part of the chain, which nobody else uses.
-        first: The place of its last pipe among the pipes of the whole chain, last one first.
+        chain: A copy of a part of the chain, which nothing else uses.
+        first: The place of its last pipe among the pipes of the whole chain, the end first.
     """
 
     def __init__(self, chain: Any, first: int = 0) -> None:
@@ -253,7 +253,7 @@ class Probes:
             self._by_sample.append((pipe, self._prepared(pipe, place)))
 
     def node(self, place: int | None, what: str = "") -> int:
-        """Return the number of what is measured for itself; the place None is the way to the main process."""
+        """Return the number of something that is measured separately; place None is sending to the main process."""
         number = self._numbers.get((place, what))
         if number is None:
             number = self._numbers[place, what] = len(self.nodes)
@@ -402,7 +402,7 @@ def _subclass(base: Any, namespace: dict[str, Any]) -> Any:
 
 
 class _Timed:
-    """What computes the value of a field, measured."""
+    """A function that computes the value of a field, measured."""
 
     __slots__ = ("_load", "_node", "_probes")
 
@@ -416,7 +416,7 @@ class _Timed:
         meter = probes.meters.here.meter
         value = meter.run(node, self._load, sample, *values)
         made = probes.late(value, node)
-        if made is value:  # otherwise the bytes are those that it was given, and what it makes of them is to come
+        if made is value:  # otherwise it only holds the bytes that it was given, and its result is measured later
             meter.rows[node][2] += size_of(value)
         meter.leave_out()
         return made

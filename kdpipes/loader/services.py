@@ -125,7 +125,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self._first_epoch = self._checkpointer.next_epoch()
         if self._start is None:
             self.start_at(self._checkpointer.first_position())
-        # Whether each pipe of the main process gives one item for each, even if it holds some back.
+        # Whether each pipe in the main process yields one item for each that it takes, even if it holds some back.
         kinds = (DeviceMoverIterDataPipe, Mapper, Collator)
         self._is_main_one_to_one = all(
             isinstance(end, kinds) or is_of_torchdata(end, "FullSync", "PinMemory") for end in ends

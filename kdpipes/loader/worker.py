@@ -250,7 +250,7 @@ class Producer:
 
 def _seed_stock_pipes(chain: Any, seeds: Any) -> None:
     """Seed as torchdata does: all workers alike upstream of a `sharding_filter`."""
-    # Its own traversal sets hooks on torch's classes, which other threads would find there.
+    # torchdata's own traversal sets hooks on torch's classes, which would affect other threads.
     pipes = Chain.of(chain).pipes
     shared = [pipe for filter_ in pipes if type(filter_) is ShardingFilter for pipe in Chain.of(filter_).pipes]
     for pipe in pipes:

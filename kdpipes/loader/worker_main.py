@@ -220,7 +220,10 @@ class Sender:
             try:
                 buffer, places = self.buffers.put([Array(memoryview(stream)), *arrays] if is_long else arrays)
             except OSError as error:
-                lack = f"There is no shared memory for a batch of {size} bytes ({error}): batches are sent slowly."
+                lack = (
+                    f"A batch of {size} bytes does not fit into shared memory ({error}), so batches are sent through a "
+                    "socket, which is slower."
+                )
             else:
                 if self._arena_sent != self.buffers.arena:
                     self._arena_sent = self.buffers.arena

@@ -162,7 +162,10 @@ def show_batch(
         if originals is None:
             originals = _originals(values.get("key"), source_datapipe, len(shown))
         elif len(originals) < len(shown):
-            raise ValueError(f"`originals` must be as many as the {len(shown)} images, but are {len(originals)}.")
+            raise ValueError(
+                f"`originals` must hold at least {len(shown)} images, one for each image shown, but holds "
+                f"{len(originals)}."
+            )
         triples = zip(originals, ctxs, rows, strict=False)  # of larger batches, only some are shown
         rows = [[crop_boxes(original, ctx), *row] for original, ctx, row in triples]
     num_each = max(map(len, rows))

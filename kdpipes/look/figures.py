@@ -101,7 +101,7 @@ def bar_chart(
     legend: Sequence[tuple[str, str]] = (),
     note: str = "",
 ) -> Figure:
-    """Return a figure of horizontal bars below each other, each `bar` pixels high.
+    """Return a figure of horizontal bars, each `bar` pixels high, with `gap` between groups and `note` below them.
 
     A group is a name and its bars: their lengths, texts and colors. The legend has colors with their meanings.
     """
@@ -282,7 +282,7 @@ def layout_of(sources: Sequence[Sequence[int]]) -> tuple[list[_Place], list[list
     depths: list[int] = []
     for read in sources:
         depths.append(1 + max((depths[source] for source in read), default=-1))
-    rows = [max(depths)] * len(depths)  # then as low as the nodes that read from each one allow
+    rows = [max(depths)] * len(depths)  # then as far down as the nodes that read from each one allow
     for target in reversed(range(len(rows))):
         for source in sources[target]:
             rows[source] = min(rows[source], rows[target] - 1)

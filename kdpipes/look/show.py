@@ -23,7 +23,7 @@ from kdpipes.plan.class_counts import class_counts
 COLORS = {"source": "#4e79a7", "plan": "#e08a1e", "work": "#59a14f", "cache": "#2a9d9d", "delivery": "#8e5ea2"}
 _FEW = 200_000  # a plan over at most so many samples is made to show its length and classes
 _WIDTH = 110  # a longer text is broken into lines
-_DEEP = 3  # branches in branches are written so far: pipes that several branches share are written in each of them
+_DEEP = 3  # levels of branches that are written: pipes that several branches share are written in each of them
 _BARS = 24  # if there are more classes, only their number is shown
 _COUNTED = (IterableWrapper, SequenceWrapper)  # stock sources whose length is in memory
 _REGROUPING = (Batcher, IndexedBatcher, UnBatcher)

@@ -138,7 +138,8 @@ def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Delivere
             break
     places: Any = np.concatenate(found)
     labels = source.column("y")[places] if isinstance(source, MapPipe) and source.has_column("y") else None
-    for node in Chain.of(source).path():  # to the places in the sources: what `permute` moved apart counts as moved
+    # Go back to places in the sources, so that samples that `permute` moved apart count as moved.
+    for node in Chain.of(source).path():
         if isinstance(node.pipe, PlanPipe):
             with planning(epoch):
                 numbers, places = node.pipe.locate(places, epoch)

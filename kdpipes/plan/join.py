@@ -127,7 +127,8 @@ class JoinerMapDataPipe(PlanPipe):
         if is_inner and others and len(missing) == len(keys) > 0:
             raise DataError(
                 f"`join` finds no common key: those of the source are like {keys[0]!r}, those of the other source "
-                f"like {others[0]!r}. `on=` takes a key of either source, and returns what must be equal."
+                f"like {others[0]!r}. Pass `on=`, a function that maps the keys of both sources to a "
+                "common value."
             )
         if is_inner and len(missing):
             named = ", ".join(repr(keys[place]) for place in missing[:_NUM_NAMED])

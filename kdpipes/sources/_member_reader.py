@@ -43,7 +43,7 @@ class Habit:
 
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the positions to prefetch: the first ones at once, later ones when a field has been read."""
-        # Until then, it is unknown which fields are needed, and all of them may be many times as many bytes.
+        # Until then, it is unknown which fields are needed; reading all of them may transfer many times as many bytes.
         if not self.fields and self._is_begun:
             self._waiting = [*self._waiting, positions][-_KEPT:]
             return []

@@ -132,7 +132,7 @@ class ShardReaderMapDataPipe(MapPipe):
         max_bytes = None if max_cache_bytes is None else check_count("max_cache_bytes", max_cache_bytes)
         self._catalog: Shared[Catalog] | None = None
         self._found: Shared[list[str]] | None = None
-        self._has_names = self._class_names is not None  # or none are stored
+        self._has_names = self._class_names is not None  # whether `_class_names` is final, even if it is None
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)
         self._decode = check_flag("decode", decode)

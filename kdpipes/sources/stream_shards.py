@@ -95,7 +95,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._urls = Shared(expand_urls(urls))
         self._has_looked = False
         self._class_names = check_names("class_names", class_names)
-        self._has_names = self._class_names is not None  # or none are stored
+        self._has_names = self._class_names is not None  # whether `_class_names` is final, even if it is None
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)
         self._decode = check_flag("decode", decode)

@@ -406,9 +406,14 @@ def _may_fit(then: Version, now: Version, sidecar: str) -> bool:
 
 @dataclass(frozen=True)
 class ShardSeen:
-    """The contents of a shard, in its index; None if the shard was not read.
+    """One shard as `survey_shards` found it.
 
-    The state of the index is "impossible" for a compressed tar, which has no positions: the offsets mean nothing.
+    Args:
+        url: The URL of the shard.
+        num_bytes: The size of the shard in bytes.
+        state: The state of its index: "stale" if it describes another shard, "impossible" for a compressed tar, which
+            has no positions.
+        index: The contents; None if the shard was not read. For a compressed tar, the offsets are meaningless.
     """
 
     url: str

@@ -71,7 +71,7 @@ class ColumnBuilder:
         return any(name == field or name.startswith(f"{field}.") for name in self._values)
 
     def add(self, key: str, contents: Mapping[str, bytes]) -> None:
-        """Add a sample with the contents of its members by field, of which those that are not needed may be left out.
+        """Add a sample with the contents of its members by field; fields that are not needed may be missing.
 
         Raises:
             DataError: A member cannot be decoded, or a value cannot be kept.

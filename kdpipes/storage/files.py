@@ -310,8 +310,8 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
 def draft_of(path: Path, draft: Path | None = None) -> Iterator[Path]:
     """Yield the path at which to write a draft of a file; a draft that has not been moved is removed.
 
-    By default it is hidden beside the file, `.NAME.RANDOM.part`; what a killed process leaves behind is recognized by
-    that name.
+    The draft must be in the same file system as the file. By default, it is hidden beside it as `.NAME.RANDOM.part`, a
+    name by which leftovers of killed processes are recognized.
     """
     draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:

@@ -79,7 +79,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:
         table.clear()
-    # Otherwise URLs may hold a user or a host, besides the place of a file.
+    # A file system that parses URLs itself may find a user or a host there, so its entry is kept per URL.
     is_for_all = type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls
     name = of_all if is_for_all else of_one
     table[name] = _Known(with_obstore(filesystem), filesystem, os.getpid(), dict(settings))
@@ -160,7 +160,7 @@ async def _guarded_client(**kwargs: Any) -> Any:
 
 async def _on_start(session: Any, context: Any, params: Any) -> None:
     host = params.url.host or ""
-    with suppress(ValueError):  # of a name, which the resolver checks; addresses do not come to it
+    with suppress(ValueError):  # of host names, which the resolver checks; it never sees addresses
         ipaddress.ip_address(host.partition("%")[0])
         check_hosts(host, [host])
 

@@ -231,7 +231,7 @@ def _make_room(env: Any, batch: list[tuple[int, bytes]]) -> None:
 def _starts(env: Any, path: Path) -> NDArray[np.int64]:
     """Return where in the file the records begin, in order.
 
-    LMDB does not tell offsets, but returns views of its map, at distances that are those in the file.
+    LMDB does not report offsets, but it returns views of its memory map, which are as far apart as in the file.
     """
     with env.begin(buffers=True) as transaction, path.open("rb") as file:
         arrays = (np.frombuffer(value, np.uint8) for value in _values(transaction))

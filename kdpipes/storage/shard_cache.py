@@ -319,7 +319,13 @@ class NeededShards:
 
 
 class Visits(NamedTuple):
-    """The intervals of an epoch in which shards are needed, from a place in the epoch up to another one, by starts."""
+    """The intervals of an epoch in which shards are needed, sorted by their starts; all arrays are `[n]`.
+
+    Args:
+        shards: The numbers of the shards.
+        starts: The places in the epoch at which the intervals start.
+        stops: The places before which they end.
+    """
 
     shards: NDArray[np.int64]
     starts: NDArray[np.int64]

@@ -73,7 +73,7 @@ Expendable = Callable[[list["StoredFile"]], Iterable["StoredFile"]]
 
 
 class StoredFile(NamedTuple):
-    """A file in the folder: a whole shard, or a part, which needs room for the whole."""
+    """A file in the folder: a whole shard, or part of one, for which the whole size in bytes is reserved."""
 
     path: Path
     name: str  # of the shard
@@ -263,8 +263,8 @@ def _has_ended(part: HeldFile) -> bool:
 def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> bool:
     """Append what a file lacks of a shard, and return whether the shard is complete and verified.
 
-    The file is open for appending and held alone. Bytes are written in order, so that its length says what is there,
-    also after the process was killed. `is_wanted` is called again and again, and returns whether to go on.
+    The file must be open for appending and locked. Bytes are written in order, so that its length shows how much is
+    there even after a kill. `is_wanted` is called after each chunk, and returns whether to go on.
     """
     earlier, due = None, md5_of(shard.version)
     for _ in range(2):

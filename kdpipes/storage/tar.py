@@ -71,7 +71,7 @@ def read_members(
     compression = compression_of(url)
     unpack = None if compression is None else compr.get(compression)
     if compression is not None and unpack is None:
-        raise DataError(f"{url!r} cannot be read: Compression type {compression} not supported")
+        raise DataError(f"{url!r} cannot be read: compression {compression!r} is not supported.")
     raw: Any
     file: Any
     with (
@@ -109,7 +109,9 @@ def _members(
         if key is None or not field or kind == "other":
             continue
         if kind != "file":
-            raise DataError(f"Member {name!r} of shard {url!r} is a link or has holes: it has no content of its own.")
+            raise DataError(
+                f"Member {name!r} of shard {url!r} is a link or a sparse file; only regular files can be read."
+            )
         field = field.lower()
         if field not in longest:
             is_number = field.rsplit(".", 1)[-1] in NUMBERS

@@ -93,7 +93,7 @@ class _Unit(ABC):
             return self._called(call, given)
 
     def _noted(self, *args: Any, **data: Any) -> Any:
-        """Do what `does` does, and note the parameters."""
+        """Call the original method, and note the parameters."""
         plain, before = as_plain(args[self.params_at]), self._state()
         result = self._does(*args, **data)
         # A joint transform calls this for each field. Once it is recorded by its seed, it stays so.

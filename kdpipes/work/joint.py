@@ -83,8 +83,8 @@ class JointTransform:
     """A transform with the methods of `RecordedTransform`, drawn once for all fields.
 
     `apply` transforms images; `apply_to(kind, value, params, size)` transforms masks, boxes and points, where `size` is
-    the width and height of the images before the transform. Other fields are left unchanged. The values of the fields
-    are a tuple.
+    the width and height of the images before the transform. Other fields are left unchanged. The values of the
+    fields are passed as one tuple.
     """
 
     def __init__(self, transform: Any, fields: Fields, param: str = "transform") -> None:

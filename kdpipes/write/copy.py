@@ -170,7 +170,7 @@ def _settle(url: str, root: Path, relative: str, num_workers: int) -> CopyResult
 
 @contextmanager
 def locked_once(path: Path) -> Iterator[None]:
-    """Wait for a lock, and remove its file at the end: by then, the files that it protects are complete."""
+    """Hold a lock, and remove its file at the end. After success, the files that it protects are complete."""
     with locked(path):
         try:
             yield

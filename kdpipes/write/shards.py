@@ -239,7 +239,7 @@ class _Report(NamedTuple):
 
 
 class ShardPlaces:
-    """The URLs of shards 0, 1, ..., and of what lies beside them, by a path or URL with `%06d` for the number."""
+    """The URLs of the shards and of the files beside them; `pattern` has a `%06d` for the number of the shard."""
 
     def __init__(self, pattern: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         self.access = Access(storage_options=storage_options)
@@ -419,7 +419,7 @@ def _begin_notes(
             "job, is missing. Write to another place, or delete them."
         )
     new = SavedNotes(job, class_names)
-    if places.is_local and not existing and (found is None or found.job != job):  # locked, so that job has ended
+    if places.is_local and not existing and (found is None or found.job != job):  # this job holds the lock
         return _write_notes(places, new), False
     notes = _kept_notes(places, new) if found is None else found
     _check_job(places, notes, job, has_shards=bool(existing))
@@ -656,7 +656,7 @@ class _Run:
     def _add(self, report: _Report) -> None:
         self._reports[report.number] = report
         self._num_unchecked += len(report.hashes)
-        if 2 * self._num_unchecked >= self._num_checked:  # at a growing distance, so that all of it takes n log n
+        if 2 * self._num_unchecked >= self._num_checked:  # at growing intervals: n log n in all
             self._check_keys()
 
     def _all_hashes(self) -> NDArray[np.uint64]:

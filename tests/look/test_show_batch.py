@@ -123,7 +123,9 @@ def test_without_what_crops_need_the_error_says_so() -> None:
     keyless = source().record_ctx().transform("x", kdp.CenterCrop(8)).select("x", return_ctx=True).deal(batch_size=2)
     with pytest.raises(kdp.ChainError, match=r"`originals=\[...\]`"):
         kdp.show_batch(next(iter(keyless)), keyless, crops=True)
-    with pytest.raises(ValueError, match="`originals` must be as many as the 2 images, but are 1"):
+    with pytest.raises(
+        ValueError, match="`originals` must hold at least 2 images, one for each image shown, but holds 1"
+    ):
         kdp.show_batch(next(iter(keyless)), originals=[photo(0)])
 
 
