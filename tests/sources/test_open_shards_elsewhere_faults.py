@@ -124,10 +124,10 @@ def test_a_shard_that_goes_missing_later_is_named(small: str) -> None:
 def test_a_failed_request_for_many_samples_costs_none_of_them(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = remote.read_range
 
-    def reject_long(span: Span) -> bytes:
+    def reject_long(span: Span, **options: Any) -> bytes:
         if span.stop - span.start > 500:
             raise DataError("It is too much at once.")
-        return alone(span)
+        return alone(span, **options)
 
     with faulty_storage(small):
         pipe = opened("faulty://")
