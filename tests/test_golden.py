@@ -51,6 +51,6 @@ def test_every_plan_pipe_has_an_order() -> None:
 
 
 def test_every_transform_has_random_numbers() -> None:
-    transforms = set(provided.__all__)
-    assert transforms <= set(kdp.__all__)
+    transforms = {name for name in kdp.__all__ if getattr(kdp, name).__module__ == provided.__name__}
+    assert transforms
     assert transforms | {"mixup", "cutmix"} <= {entry.partition(",")[0] for entry in FILES["draws"]}

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
+from types import MethodType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -289,6 +290,9 @@ def _copied(value: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:
         return _copied_pipe(value, copies, kinds)
     if isinstance(value, torch.Generator):
         return value.clone_state()
+    if isinstance(value, MethodType) and isinstance(value.__self__, kinds):
+        # With the method of the original, a copy would read from it: profiles put measured methods there.
+        return MethodType(value.__func__, _copied_pipe(value.__self__, copies, kinds))
     if isinstance(value, EpochCounter | random.Random | np.random.Generator):
         return copy.deepcopy(value)
     if isinstance(value, set) or (isinstance(value, list | dict | deque) and len(value) > _LONG):

@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any, NamedTuple
 
 from torch.utils.data import MapDataPipe
@@ -232,10 +233,10 @@ def measured(chain: Any, service: Any) -> Measured:
 class Probes:
     """Measures the pipes of a chain while it is on.
 
-    A pipe of kdpipes gets measuring methods as attributes of the instance, a stock pipe a subclass of its class.
-    Methods that are called for each sample are installed by `on` and removed by `off`; iterators live for an epoch, and
-    check whether it is on. Values that a pipe promises are computed in a later pipe but count for the pipe that
-    promised them, as do the pixels of an image that is decoded late.
+    A pipe of kdpipes gets measuring methods as attributes of the instance, a stock pipe a subclass of its class. `on`
+    installs those of indexed pipes, and `off` removes them; others check whether it is on. Values that a pipe promises
+    are computed in a later pipe but count for the pipe that promised them, as do the pixels of an image that is decoded
+    late.
 
     Args:
         chain: A copy of a part of the chain, which nothing else uses.
@@ -330,7 +331,7 @@ class Probes:
         return run
 
     def _prepared(self, pipe: Any, place: int) -> dict[str, Any]:
-        """Let a pipe give measured iterators; return the measured methods that are called for each sample."""
+        """Let a pipe give measured iterators; return the measured methods of an indexed pipe."""
         node = self.node(place)
         if isinstance(pipe, MapPipe):
             methods = {name: self._measured(getattr(pipe, name), self.node(place, _BESIDES[name])) for name in _BESIDES}
@@ -343,13 +344,17 @@ class Probes:
             return {}
         if isinstance(pipe, DeviceMoverIterDataPipe):
             vars(pipe)["copy"] = self._measured(pipe.copy, self.node(place, COPYING))
+        kind: Any = type(pipe)
         if not isinstance(pipe, IterPipe):
-            vars(pipe)["iterate"] = self._measured_items(pipe.iterate, node, None)
+            vars(pipe)["iterate"] = MethodType(self._measured_items(kind.iterate, node, None), pipe)
             return {}
-        samples = self._measured_items(pipe.samples, node, None if pipe.traits.is_plan else place)
-        iterate = self._measured_items(pipe.iterate, self.node(place, "binding samples"), None)
-        vars(pipe).update(samples=samples, iterate=iterate)
-        return {"finish": self._measured(pipe.finish, self.node(place, _BESIDES["finish"]))}
+        samples = self._measured_items(kind.samples, node, None if pipe.traits.is_plan else place)
+        iterate = self._measured_items(kind.iterate, self.node(place, "binding samples"), None)
+        finish = partial(self.run, self.node(place, _BESIDES["finish"]), kind.finish)
+        measured: dict[str, Callable[..., Any]] = {"samples": samples, "iterate": iterate, "finish": finish}
+        # Methods of this pipe: `deal` copies the streams of its lanes, and copies must not read from the original.
+        vars(pipe).update({name: MethodType(method, pipe) for name, method in measured.items()})
+        return {}
 
     def _measure_stock(self, pipe: Any, node: int) -> None:
         base = type(pipe)
@@ -389,10 +394,10 @@ class Probes:
         return run
 
     def _measured_items(
-        self, method: Callable[[], Iterator[Any]], node: int, watched: int | None
-    ) -> Callable[[], Iterator[Any]]:
+        self, method: Callable[[Any], Iterator[Any]], node: int, watched: int | None
+    ) -> Callable[[Any], Iterator[Any]]:
         beginning = self.node(self.nodes[node][0], "beginning an epoch")
-        return lambda: _Items(self, self.run(beginning, method), node, watched)
+        return lambda pipe: _Items(self, self.run(beginning, method, pipe), node, watched)
 
 
 def _subclass(base: Any, namespace: dict[str, Any]) -> Any:

@@ -124,7 +124,7 @@ def test_plan_and_work_pipes_pass_the_shards_on() -> None:
             kdp.ChainError,
             "in every branch",
         ),
-        (lambda: Sharded([1]), {"shuffle": True, "window": 3}, ValueError, "`window` must be given with"),
+        (lambda: Sharded([1]), {"shuffle": True, "window": 3}, ValueError, "`window` can only be used with"),
         (lambda: Sharded([1]), {"shuffle": "shards", "window": 0}, ValueError, "`window` must be"),
         (lambda: Sharded([1]), {"shuffle": "shard"}, ValueError, "'shards', but is 'shard'"),
     ],

@@ -255,7 +255,7 @@ def test_a_sampler_that_does_not_end_is_an_error() -> None:
 def test_epochs_of_different_lengths_are_an_error_with_a_hint() -> None:
     pipe = numbers(8).deal(batch_size=2, order=lambda epoch: list(range(4 + epoch)))
     list(pipe)
-    with pytest.raises(ValueError, match=r"gave 4 for epoch 0 and 5 for epoch 1.*num_batches"):
+    with pytest.raises(ValueError, match=r"returned 4 for epoch 0 and 5 for epoch 1.*num_batches"):
         list(pipe)
 
 

@@ -20,6 +20,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import kdpipes as kdp
 from kdpipes.core.bulk import BulkReader
 from kdpipes.core.chain import Chain
+from kdpipes.demo import write_photo_shards
 from kdpipes.loader import profile as loader_profile
 from kdpipes.loader.worker import Producer
 from kdpipes.look.profile import Profile
@@ -193,6 +194,26 @@ def test_measuring_changes_no_batch(photo_folder: Path) -> None:
             assert torch.equal(images, other[0][0])
             assert torch.equal(labels, other[0][1])
             assert (keys, str(ctx)) == (other[0][2], str(other[1]))
+
+
+@pytest.mark.filterwarnings("ignore:1 of 2 workers have nothing to do:UserWarning")
+@pytest.mark.parametrize("service", [None, kdp.ThreadReadingService(2)], ids=["inline", "threads"])
+@pytest.mark.parametrize("is_shuffled", [False, True])
+@pytest.mark.parametrize("options", [{}, {"num_batches": 5}, {"lanes": 1}, {"split": "samples"}], ids=str)
+def test_measuring_changes_no_batch_of_lanes(service: Any, is_shuffled: bool, options: Any, tmp_path: Path) -> None:
+    shards = kdp.stream_shards(write_photo_shards(tmp_path)).rename_fields(y="cls")
+    shuffled = shards.shuffle(buffer_size=20) if is_shuffled else shards
+    chain = shuffled.select("key y").deal(batch_size=16, shuffle="shards", **options)
+
+    def delivered(profile: bool) -> list[Any]:
+        with kdp.Loader(chain, reading_service=service, profile=profile) as loader:
+            return [list(loader) for _ in range(2)]
+
+    expected = delivered(profile=False)
+    assert delivered(profile=True) == expected
+    assert options.get("num_batches") or sorted(key for batch in expected[0] for key, _ in batch) == sorted(
+        sample.key for sample in shards
+    )
 
 
 def test_without_profile_nothing_is_measured_or_changed(clock: Clock) -> None:

@@ -91,7 +91,7 @@ def test_chains_of_whole_shards_give_what_the_disk_gives(
 def test_a_shuffled_epoch_reads_members(large: str, cache: Path) -> None:
     with faulty_storage(large) as files:
         pipe = opened("faulty://")
-        assert len(pipe) and not (cache / "shards").exists()  # the indexes are made
+        assert len(pipe) > 0  # the indexes are made
         before = len(files.requests())
         epochs(dealt(pipe), number=1)
         assert whole(files, before) == []
