@@ -26,6 +26,7 @@ import threading
 import zipfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -326,7 +327,9 @@ class _Hasher:
         if attributes or (self._follows_globals and is_plain and is_users(kind)):
             return attributes
         reduced = _reduced(value)
-        is_output = isinstance(value, io.IOBase) and (value.closed or not value.readable())
+        is_output = isinstance(value, io.IOBase)
+        with suppress(ValueError):  # of a file that is detached
+            is_output = is_output and (value.closed or not value.readable())
         if reduced is None and read_as and not is_output and not isinstance(value, _LOCKS):
             self.unhashed.append(f"{read_as} ({kind.__name__})")
         return reduced

@@ -404,8 +404,10 @@ def try_unseeded(make: Callable[[], Made]) -> Made:
 
 
 def _has_moved() -> bool:
+    if _trial.before is None:  # without the lock, which another thread may hold for as long as a seeded call takes
+        return False
     with _globals_lock:
-        return _trial.before is not None and bool(_global_states()[1] != _trial.before[1])
+        return bool(_global_states()[1] != _trial.before[1])
 
 
 class EpochCounter:

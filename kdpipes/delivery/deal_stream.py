@@ -8,11 +8,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from typing import Any, Literal
 
 import numpy as np
 from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
@@ -22,6 +23,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.core.sample import Sample
+from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
@@ -489,8 +491,18 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             items = source.samples() if isinstance(source, IterPipe) else iter(source)
         if self._skipper is not None:
             dealer = weakref.proxy(self)
-            items = with_failures(with_lost_shards(lambda *damage: dealer._give_up(*damage), iter(items)))
+            items = with_lost_shards(lambda *damage: dealer._give_up(*damage), iter(items))
+            items = with_failures(items) if self._gets_failures() else items
         return with_stream_keys(items, seed, epoch, start=0 if cursor is None else cursor.num_samples)
+
+    def _gets_failures(self) -> bool:
+        """Return whether all samples pass from the first work pipe to this one as they are.
+
+        Other pipes, such as users' own and those that read labels, might make something of a sample that has failed.
+        """
+        chain = Chain.of(self)
+        passing = takewhile(lambda node: isinstance(node.pipe, SampleMapper | Shuffler), chain.path()[1:])
+        return {node for node in chain if node.operation is not None} <= set(passing)
 
     def _give_up(self, key: str, index: int, error: Exception) -> bool:
         """Report the damage of a shard to the `on_error` of the current epoch, which a kept lane outlives."""

@@ -311,7 +311,7 @@ class Loader:
         except BaseException:
             with uninterrupted():
                 self.shutdown()
-                self._start = start
+                self._start = None if self._own is None else start
             raise
 
     def _copy_chain(self) -> None:

@@ -263,7 +263,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         """Called by DataLoader2's `limit`; does nothing, because the state is right at any moment."""
         return pause_fn
 
-    _resume = _pause
+    def _resume(self, resume_fn: Any = None) -> Any:
+        return resume_fn
 
     def _limit(self, num_batches: int | None, limit_fn: Any = None) -> Any:
         return limit_fn

@@ -16,7 +16,7 @@ def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
     """Return class numbers or names as a tuple, with -1 for None (unlabeled samples); raise TypeError otherwise."""
     is_one = isinstance(classes, str) or not hasattr(classes, "__iter__")
     given = [UNLABELLED if entry is None else label_of(entry) for entry in ([classes] if is_one else classes)]
-    if not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in given):
+    if classes is None or not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in given):
         raise TypeError(must_be(param, "class numbers or class names", classes))
     return tuple(given)
 

@@ -221,7 +221,8 @@ def _read(url: str, *, header: bool) -> Any:
     if suffix not in suffixes:
         raise ValueError(must_be("table", f"a file that ends in {', '.join(suffixes)}", url))
     with naming(url):
-        opened = pa.OSFile(url) if is_local(url) else pa.BufferReader(read_url(url))
+        path = os.path.expanduser(url)  # noqa: PTH111 - of a text that may be a URL
+        opened = pa.OSFile(path) if is_local(url) else pa.BufferReader(read_url(url))
     try:
         with opened as file:
             if suffix == ".parquet":

@@ -193,9 +193,11 @@ def _keeps(url: str, version: Version) -> bool:
 def _keep(url: str, index: ShardIndex) -> None:
     """Write an index to the local cache."""
     path = Path(cached_index(url))
-    with suppress(OSError):  # the cache may be read-only
+    try:
         make_cache_folder(path.parent)
         replace_file(path, index.to_bytes())
+    except OSError as error:  # the cache may be read-only
+        _log.info("%s", masked(f"The index of {url} cannot be kept as {str(path)!r}: {error}"))
 
 
 class IndexRecorder:

@@ -71,9 +71,11 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
                     return joined
         if joined is None or not is_current(joined):
             joined = join()
-            with suppress(OSError):
+            try:
                 replace_file(path, joined.to_bytes())
                 joined = Catalog.from_file(path)
+            except OSError:  # without a note, so that other ranks do not take an older file for this one
+                return joined
         if job:
             with suppress(OSError):
                 replace_file(note, job.encode())

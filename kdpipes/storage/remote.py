@@ -188,7 +188,7 @@ class RangeReader:
             with self._lock:
                 if self._ahead.get(known) is request:
                     self._remove(known)
-            # A request for many spans that failed may succeed for one. Its try and this one are all that may time out.
+            # A request for many spans that failed may succeed for one. This is the last try of it that may time out.
             return bytes(self._read_now(span, num_silent=1))
         with self._lock:
             if self._ahead.get(known) is request:

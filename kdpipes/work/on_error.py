@@ -40,9 +40,10 @@ class OnError(ErrorHandler):
     the name of the shard, because the keys of the lost samples are unknown. The samples that follow move up, equally in
     all workers if all see the same damage. If workers each read the whole stream (`deal(split="samples")`) and only
     some can read the shard, `kdp.Loader` raises an error, because samples would be lost and duplicated. Other loaders
-    and other ranks cannot detect this; streams that are read in lanes do not depend on it. Other errors while a stream
-    is read are raised: those of its source, of plan pipes such as `filter_classes`, and of torch's own pipes, and all
-    errors upstream of a pipe that reads in a thread (`.prefetch()`).
+    and other ranks cannot detect this; streams that are read in lanes do not depend on it. Other errors while a
+    stream is read are raised: those of its source, of plan pipes such as `filter_classes`, and of torch's own pipes.
+    Work pipes of your own (`kdp.sample_pipe`) work as samples pass. Samples at which they fail are left out if all
+    pipes between them and `deal` are work pipes or `.shuffle()`.
 
     Args:
         action: What to do with a sample that fails. "raise": raise the error. "skip": leave the sample out.

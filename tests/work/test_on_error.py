@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,24 @@ def test_bad_samples_are_left_out_in_every_loader(caplog: pytest.LogCaptureFixtu
 def test_samples_that_no_select_loaded_are_tried_before_leaving() -> None:
     source = kdp.from_dataset([(number, 0) for number in range(12)]).transform("x", fail).on_error("skip")
     assert [x["x"].tolist() for x in source.deal(batch_size=3).collate_samples()] == EXPECTED
+
+
+class Doubler(kdp.IterPipe):
+    """A user's pipe that makes new samples."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def samples(self) -> Iterator[kdp.Sample]:
+        for sample in self.source.samples():
+            yield kdp.Sample({"x": 2 * sample.get("x", -1)}, key=sample.key, index=sample.index)
+
+
+@pytest.mark.parametrize("between", [Doubler, lambda pipe: pipe.filter_classes(valid=[0])], ids=["own", "filter"])
+def test_an_early_error_does_not_pass_pipes_that_may_use_it(between: Any) -> None:
+    failing = IterableWrapper([(number, 0) for number in range(12)]).to_samples(fields="x y").fail_at_once()
+    with pytest.raises(OSError, match="3 is broken"):
+        list(between(failing).on_error("skip").select("x").deal(batch_size=3))
 
 
 def test_an_early_error_is_raised_where_nothing_is_left_out() -> None:
