@@ -299,8 +299,8 @@ def _cut_of(
                 '`batch_by="class"`, `classes_per_batch` and `samples_per_class` must be given together: '
                 '`deal(batch_by="class", classes_per_batch=8, samples_per_class=4)`.'
             )
-        for other in _given({**sizes, **tokens, "window": window}):
-            raise ValueError(f"`{other}` and `classes_per_batch` cannot be given together. Remove one of them.")
+        if others := _given({**sizes, **tokens, "window": window}):
+            raise ValueError(f"`{others[0]}` and `classes_per_batch` cannot be given together. Remove one of them.")
         if uneven == "pad":
             raise ValueError(
                 '`uneven="pad"` cannot be used with `batch_by="class"`, whose batches are all full. Remove it.'
@@ -347,10 +347,11 @@ def _cut_of(
         else:
             cut = EqualCut(layout, is_shuffled=is_shuffled, num_batches=num_batches)
     if shares is not None:
-        others = {"batch_by": batch_by, "order": order, "num_batches": num_batches}
-        for other in _given({**others, "shuffle": "shards" if shuffle == "shards" else None}):
+        by_shard = "shards" if shuffle == "shards" else None
+        others = _given({"batch_by": batch_by, "order": order, "num_batches": num_batches, "shuffle": by_shard})
+        if others:
             raise ValueError(
-                f"`{other}` cannot be used after `mix(per_batch=...)` or `mix(batches=...)`, which compose the "
+                f"`{others[0]}` cannot be used after `mix(per_batch=...)` or `mix(batches=...)`, which compose the "
                 "batches. Remove one of them; `shuffle=True` is possible."
             )
     if pack or is_by_length:

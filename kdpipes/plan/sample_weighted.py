@@ -108,10 +108,12 @@ class WeightedSamplerMapDataPipe(PlanPipe):
             return np.zeros(0, dtype=np.int32)
         possible = int(np.count_nonzero(weights))
         if possible < (1 if self._replacement else number):
-            hints = ("Lower `num_samples`, or pass `replacement=True`.", "Give at least one sample a weight above 0.")
+            hint = "Lower `num_samples`, or pass `replacement=True`."
+            if self._replacement:
+                hint = "Give at least one sample a weight above 0."
             raise ValueError(
                 f"`sample_weighted` must draw {number} samples from a source of {size}, but only {possible} have a "
-                f"weight above 0. {hints[self._replacement]}"
+                f"weight above 0. {hint}"
             )
         weights /= weights.sum()
         self._shares = Shared(weights) if self.redraws and not self._is_changing() else None

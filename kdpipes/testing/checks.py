@@ -23,7 +23,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import must_be
+from kdpipes.core.errors import add_note, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
@@ -471,3 +471,6 @@ def check_pipe(build: Any, *, flavour: Flavour | None = None, is_random: bool | 
             promise(build, flavour, is_random)
         except AssertionError as error:
             raise AssertionError(f"{promise.__name__.replace('_', ' ')}: {error}") from None
+        except Exception as error:
+            add_note(error, f"kdpipes: while checking that the pipe {promise.__name__.replace('_', ' ')}")
+            raise

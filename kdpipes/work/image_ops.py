@@ -101,7 +101,12 @@ def as_image(value: Any, owner: str, least: tuple[int, int] | None = None) -> An
         return value.pixels
     if not isinstance(value, torch.Tensor):
         kinds = "images from `.decode_images()` or Pillow, or tensors [..., C, H, W]"
-        hint = " `kdp.ToTensor()` makes tensors of arrays." if isinstance(value, np.ndarray) else ""
+        hint = ""
+        if isinstance(value, np.ndarray):
+            hint = (
+                ' `kdp.ToTensor()` makes tensors of arrays. A mask among several fields needs `kinds={"NAME": "mask"}`.'
+            )
+
         raise TypeError(f"`{owner}` takes {kinds}, but got {type(value).__name__}.{hint}")
     if value.dim() < 3 or 0 in value.shape[-3:]:
         raise ValueError(f"`{owner}` takes tensors [..., C, H, W], but got one of shape {list(value.shape)}.")

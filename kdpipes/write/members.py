@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
 from tarfile import PAX_FORMAT, TarInfo
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -113,9 +114,10 @@ class MemberEncoder(Fingerprinted):
         kind, content = self._content(field, value)
         extension = self._extensions.get(field) or _extension(field, kind)
         if extension is None:
+            suffix = PurePosixPath(key).suffix.lstrip(".") or "npz"
             raise ChainError(
                 f"Field {field!r} of sample {key!r} holds bytes of an unknown kind. Name their extension: "
-                "`extensions={" + f"{field!r}: 'npz'}}`; or, if it is an image file that is broken, leave it out: "
+                "`extensions={" + f"{field!r}: {suffix!r}}}`; or, if it is an image file that is broken, leave it out: "
                 f'`.decode_images({field!r}).on_error("skip")`.'
             )
         if not _EXTENSION.fullmatch(extension):

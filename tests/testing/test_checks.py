@@ -260,6 +260,19 @@ def test_a_pipe_that_breaks_a_promise_is_found(kind: Any) -> None:
         check_pipe(kind)
 
 
+def test_an_error_of_the_pipe_names_the_promise() -> None:
+    class Fails(kdp.PlanPipe):
+        def plan(self, epoch: int) -> Any:
+            return np.concatenate([np.flatnonzero(self.source.column("y") == label)[:1] for label in self.labels()])
+
+        def labels(self) -> list[int]:
+            return sorted(set(self.source.column("y").tolist()))
+
+    with pytest.raises(ValueError, match="at least one array") as raised:
+        check_pipe(Fails)
+    assert "kdpipes: while checking that the pipe gives nothing of nothing" in raised.value.__notes__
+
+
 def test_sound_pipes_pass() -> None:
     class Plain(Broken):
         def __iter__(self) -> Iterator[Any]:
