@@ -56,7 +56,7 @@ def test_files_that_are_no_images_are_skipped_on_request(photo_folder: Path, tmp
     photos, shards = broken(photo_folder, tmp_path / "photos"), tmp_path / "s" / "p-%02d.tar"
     number = len(kdp.image_folder(photos))
     told = run("pack", photos, shards, "--max-samples", 5).mistake()
-    assert "`--extension x=npz`" in told
+    assert "`--extension x=jpg`" in told
     assert "leave it out: `--on-error skip`" in told
     said = run("pack", photos, shards, "--max-samples", 5, "--on-error", "skip")
     assert (said.status, said.out.endswith("; 1 samples are left out.\n")) == (0, True)
