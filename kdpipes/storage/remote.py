@@ -22,7 +22,7 @@ from fsspec.spec import AbstractFileSystem
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Threads, current_access, using
-from kdpipes.storage.files import Version, remote_info, version_in
+from kdpipes.storage.files import Version, naming, remote_info, version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import (
     NUM_SILENT,
@@ -293,7 +293,8 @@ class _RemoteFile:
     ) -> None:
         self._url, self._is_known = url, is_known
         if version is not None and is_known:
-            self._filesystem, self._path = filesystem_of(url)
+            with naming(url):  # of any class: the file system may not be made here
+                self._filesystem, self._path = filesystem_of(url)
             info: dict[str, Any] = {"size": None if version.size < 0 else version.size}
             self.version = version
         else:

@@ -35,6 +35,21 @@ def test_what_passes_is_outlasted(origin: str, place: Path, kind: Any) -> None:
         assert moved(files) == NUMBER * SIZE + wasted, "a range alone is asked for again"
 
 
+def test_a_file_system_that_cannot_be_made_is_a_failed_download(
+    storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(url: str) -> Any:
+        raise TypeError("no such option")
+
+    cache, one = made(place), shard(0)
+    monkeypatch.setattr(remote, "filesystem_of", fail)
+    cache.expect([one])
+    assert not has_read(cache, one)
+    monkeypatch.undo()
+    cache.expect([one])
+    assert has_read(cache, one)
+
+
 def test_a_download_that_fails_goes_on_later(origin: str, place: Path, one_range: None) -> None:
     with faulty_storage(origin, faults=[Fault("unavailable", after=9, times=6, on="range")]) as files:
         cache, one = made(place), shard(0)
