@@ -391,7 +391,7 @@ def locked(path: Path, *, timeout_s: float | None = None) -> Iterator[bool]:
 
     Args:
         path: The lock file, which is created; never a file with data.
-        timeout_s: How long to wait for the lock; None waits for ever.
+        timeout_s: How long to wait for the lock; None is without a limit.
     """
     lock = FileLock(path)
     try:
