@@ -156,7 +156,7 @@ class _Hasher:
         This is Tarjan's algorithm for strongly connected components: a depth-first search that finishes the objects
         which refer to each other together, and every other object after its parts.
         """
-        known = self._hash_of_leaf(value)
+        known = self._known_hash(value, "")
         if known is not None:
             return known
         first = self._begin(value, "")
@@ -165,7 +165,7 @@ class _Hasher:
             node = path[-1]
             for part in node.parts:
                 read_as, part = part if isinstance(part, _Read) else (node.read_as, part)
-                known = self._hash_of_leaf(part)
+                known = self._known_hash(part, read_as)
                 if known is not None:
                     node.hashes.append(known)
                     continue
@@ -219,6 +219,18 @@ class _Hasher:
         for node in cycle:
             node.hashes = []  # they take most of the memory
 
+    def _known_hash(self, value: Any, read_as: str) -> bytes | None:
+        """Return the hash of a value that has no parts or cannot be hashed; None if its parts must be hashed."""
+        try:
+            return self._hash_of_leaf(value)
+        except Exception:  # such as a dead `weakref.proxy`
+            self._note_unhashed(value, read_as)
+            return bytes(_SIZE)
+
+    def _note_unhashed(self, value: Any, read_as: str) -> None:
+        kind = type(value).__name__
+        self.unhashed.append(f"{read_as} ({kind})" if read_as else kind)
+
     def _hash_of_leaf(self, value: Any) -> bytes | None:
         """Return the hash of a value that is hashed as a whole; None if its parts must be hashed."""
         kind = type(value)
@@ -265,6 +277,16 @@ class _Hasher:
 
     def _parts(self, value: Any, read_as: str) -> Iterator[Any]:
         """Yield the parts that distinguish an object from others of its type."""
+        if isinstance(value, Fingerprinted):  # its errors are those of the data, such as a missing file
+            yield from (type(value).__qualname__, self._members_of(type(value)))
+            yield value.value_fingerprint() if self._follows_globals else value.fingerprint()
+            return
+        try:
+            yield from self._parts_of_other(value, read_as)
+        except Exception:  # an object of a library may run any code when it is looked at
+            self._note_unhashed(value, read_as)
+
+    def _parts_of_other(self, value: Any, read_as: str) -> Iterator[Any]:
         if isinstance(value, Mapping):
             yield from itertools.chain.from_iterable(value.items())
         elif isinstance(value, Set):
@@ -317,8 +339,6 @@ class _Hasher:
     def _state_of(self, value: Any, read_as: str) -> Any:
         """Return the data that identify an object besides its class."""
         kind: Any = type(value)
-        if isinstance(value, Fingerprinted):
-            return value.value_fingerprint() if self._follows_globals else value.fingerprint()
         if isinstance(value, _UsersFingerprinted):
             return value.fingerprinted()
         attributes = settled_attributes(value) if self._follows_globals else attributes_of(value)
@@ -331,7 +351,7 @@ class _Hasher:
         with suppress(ValueError):  # of a file that is detached
             is_output = is_output and (value.closed or not value.readable())
         if reduced is None and read_as and not is_output and not isinstance(value, _LOCKS):
-            self.unhashed.append(f"{read_as} ({kind.__name__})")
+            self._note_unhashed(value, read_as)
         return reduced
 
 

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import weakref
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ import torch
 MISSING: Any = object()  # the first value of an attribute that did not exist at first
 PLAIN = (bytes, str, bool, int, float, complex, np.generic)
 VALUES = (*PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
+_LIBRARIES = frozenset(["builtins", "kdpipes", "numpy", "torch"])  # wherever they are, as in a checkout
+_SITE_FOLDERS = frozenset(["site-packages", "dist-packages"])
 _WRAPPERS = (
     staticmethod,
     classmethod,
@@ -46,18 +49,41 @@ def is_kdpipes(kind: type) -> bool:
 
 
 def is_users_module(name: str) -> bool:
-    """Return whether a module belongs to a user: it is not part of Python, kdpipes or an installed package."""
-    if name.split(".")[0] in ("builtins", "kdpipes"):
-        return False
+    """Return whether a module belongs to a user: it is not part of Python, kdpipes or an installed package.
+
+    A package that is installed in place (`pip install -e`) belongs to a user, because its code may change while its
+    version stays.
+    """
     if name == "__main__":  # including notebooks and programs run by a library's launcher
         return True
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return file is None or not file.startswith(_library_folders())
+    if name.partition(".")[0] in _LIBRARIES:
+        return False
+    package = name
+    while package:
+        file = getattr(sys.modules.get(package), "__file__", None)
+        if isinstance(file, str) and PurePath(file).is_absolute():
+            return not _is_library_file(file, package)
+        package = package.rpartition(".")[0]  # some libraries make modules that have no file
+    return name.partition(".")[0] not in sys.stdlib_module_names
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library_file(file: str, module: str) -> bool:
+    path = PurePath(file)
+    is_in_python = any(path.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+    if is_in_python or not _SITE_FOLDERS.isdisjoint(path.parts):
+        return True
+    depth = module.count(".") + path.name.startswith("__init__.")
+    folder = path.parents[min(depth, len(path.parents) - 1)]
+    return path.relative_to(folder).parts[0] in _names_installed_in(str(folder))
 
 
 @functools.cache
-def _library_folders() -> tuple[str, ...]:
-    return tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+def _names_installed_in(folder: str) -> frozenset[str]:
+    """Return the names of the files and folders that installed packages have in a folder of `sys.path`."""
+    records = [package.read_text("RECORD") or "" for package in metadata.distributions(path=[folder])]
+    lines = (line for record in records for line in record.splitlines())
+    return frozenset(line.partition(",")[0].partition("/")[0] for line in lines)
 
 
 def own_members(kind: type) -> list[Any]:
@@ -94,9 +120,23 @@ def library_of(value: Any) -> tuple[str, ...] | None:
     if is_users_module(name):
         return (name,) if isinstance(value, ModuleType) else None
     # Changes of kdpipes itself are covered by the version of the key format.
-    root = name.split(".")[0]
-    version = getattr(sys.modules.get(root), "__version__", "") if root != "kdpipes" else ""
-    return name, inner, str(version).split("+")[0]
+    root = name.partition(".")[0]
+    version = "" if root == "kdpipes" else _version_of(root)
+    return name, inner, version.partition("+")[0]
+
+
+def _version_of(package: str) -> str:
+    """Return the version of a library; empty if it states none. No code of the library runs."""
+    stated = getattr(sys.modules.get(package), "__dict__", {}).get("__version__")
+    return _installed_version(package) if stated is None else str(stated)
+
+
+@functools.cache
+def _installed_version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def globals_read(function: Any) -> list[tuple[dict[str, Any], str]]:
