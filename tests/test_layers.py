@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import kdpipes
+from tests.tools import load_tool
 
 ROOT = Path(kdpipes.__file__).parent
 STAGES = {"sources", "plan", "work", "cache", "delivery", "write"}
@@ -93,20 +92,9 @@ def test_imports_point_down(layer: str) -> None:
     assert not wrong
 
 
-def structure() -> ModuleType:
-    """Return tools/structure.py, which counts what is tangled."""
-    path = ROOT.parent / "tools" / "structure.py"
-    spec = importlib.util.spec_from_file_location("structure", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def ways_around_imports() -> dict[str, tuple[int, int, int]]:
-    tool = structure()
-    undeclared = Counter(place.partition(":")[0] for place in tool.places()[1])
+    tool = load_tool("structure")
+    undeclared = Counter(place.partition(":")[0] for place in tool.locations()[1])
     counted = {
         path.relative_to(ROOT).as_posix(): (
             undeclared[path.relative_to(ROOT.parent).as_posix()],
@@ -134,7 +122,7 @@ def test_the_core_goes_around_nothing() -> None:
 
 
 def test_ways_around_imports_are_found() -> None:
-    tool = structure()
+    tool = load_tool("structure")
     names = ast.parse(
         "type(x).__name__ == 'Deal'; kind.__module__.startswith('a'); __name__ == '__main__'; f(x.__name__)"
     )
