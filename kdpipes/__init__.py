@@ -5,7 +5,6 @@ when they are first used.
 """
 
 import gc as _gc
-import warnings as _warnings
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -124,51 +123,6 @@ _ON_USE = {  # the modules and the names in them that `__getattr__` imports; the
     "write_shards": ("kdpipes.write.shards", "write_shards"),
 }
 
-_DEPRECATED = {  # names of 0.1 that version 0.3 will not have: the modules that hold them, and their names there
-    "Draw": ("kdpipes.core.randomness", "SampleKey"),
-    "ErrorHandler": ("kdpipes.work.on_error", "OnError"),
-    **{
-        name: (f"kdpipes.{module}", name)
-        for module, names in {
-            "cache.cache": "CacheIterDataPipe CacheMapDataPipe CacherInMemory CacherInRedis CacherOnDisk",
-            "cache.store": "CacheStats",
-            "delivery": "collate empty_batch split_ctx",
-            "delivery.collate_samples": "SampleCollatorIterDataPipe",
-            "delivery.cutmix": "CutMixerIterDataPipe",
-            "delivery.deal": "DealerMapDataPipe",
-            "delivery.deal_stream": "DealerIterDataPipe",
-            "delivery.mixup": "MixerUpIterDataPipe",
-            "delivery.to_device": "DeviceMoverIterDataPipe",
-            "look": "crop_boxes image_grid replay_grid",
-            "look.doctor.examine": "Report",
-            "look.peek": "Peek",
-            "look.profile": "Profile",
-            "plan.few_shot": "FewShotTakerMapDataPipe",
-            "plan.filter_classes": "ClassFilterIterDataPipe ClassFilterMapDataPipe",
-            "plan.map_classes": "ClassMapperIterDataPipe ClassMapperMapDataPipe",
-            "plan.mix": "MixerIterDataPipe MixerMapDataPipe",
-            "plan.oversample": "OversamplerIterDataPipe OversamplerMapDataPipe",
-            "plan.permute": "PermuterMapDataPipe",
-            "plan.repeat_until": "RepeaterUntilIterDataPipe RepeaterUntilMapDataPipe",
-            "plan.sample_weighted": "WeightedSamplerMapDataPipe",
-            "plan.subset": "SubsetterMapDataPipe",
-            "plan.take_per_class": "PerClassTakerMapDataPipe",
-            "plan.take_percent": "PercentTakerMapDataPipe",
-            "sources.to_samples": "SampleMakerIterDataPipe SampleMakerMapDataPipe",
-            "testing": "shuffle_quality verify_receipts",
-            "work": "DecodedImage EncodedImage RecordedTransform",
-            "work.decode": "ImageDecoder",
-            "work.fields": "CtxRecorder FieldAdder FieldRenamer Selector",
-            "work.transform": "Transformer",
-            "write": "FileLocalizer copy_to_local",
-            "write.copy": "CopyResult",
-            "write.records": "RecordsResult",
-            "write.shards": "ShardsResult",
-        }.items()
-        for name in names.split()
-    },
-}
-
 __all__ = [
     "BatchPipe",
     "CenterCrop",
@@ -223,15 +177,6 @@ __all__ = [
 if not _TYPE_CHECKING:  # with it, type checkers would accept any attribute of the package
 
     def __getattr__(name: str) -> object:
-        if name in _DEPRECATED:
-            module, member = _DEPRECATED[name]
-            instead = f"kdpipes.{member}" if member in __all__ else f"from {module} import {member}"
-            _warnings.warn(
-                f"`kdpipes.{name}` is deprecated and will be gone in 0.3. Write `{instead}`.",
-                FutureWarning,
-                stacklevel=2,
-            )
-            return getattr(_import_module(module), member)
         if name not in _ON_USE:
             raise AttributeError(f"`kdpipes` has no attribute {name!r}.{_closest(name, __all__)}")
         module, member = _ON_USE[name]

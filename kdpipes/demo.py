@@ -16,7 +16,7 @@ from webdataset import TarWriter
 from kdpipes.core.errors import check_count
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.loader.loader import Loader
-from kdpipes.look.pictures import crop_boxes, image_grid
+from kdpipes.look.pictures import image_grid
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
@@ -111,7 +111,7 @@ def _write_grid(chain: Any, path: Path) -> None:
     tiles, captions = [], []
     for (original, x, y), ctx in batch:
         crop = ctx["random_resized_crop"]
-        tiles += [crop_boxes(original, ctx), x]
+        tiles += [original, x]
         flipped = " flipped" if ctx["horizontal_flip"]["flipped"] else ""
         captions += [PHOTO_CLASSES[y], f"{crop['width']}x{crop['height']}+{crop['left']}+{crop['top']}{flipped}"]
     image_grid(tiles, captions, num_columns=8).save(path)
@@ -145,5 +145,5 @@ def run_demo(output: str | Path, *, num_workers: int = 2, num_epochs: int = 2, s
         assert seen == Counter(labels.tolist()), "every sample comes once an epoch"
     picture = root / "batch.png"
     _write_grid(_chain(folder, size=size), picture)
-    print(f"One augmented batch, each photo with its recorded crop and the result: {picture}")
+    print(f"One augmented batch, each photo and the result, with the recorded crop: {picture}")
     return picture

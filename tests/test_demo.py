@@ -57,7 +57,7 @@ def test_the_demo_writes_its_picture_and_can_run_again(tmp_path: Path, capsys: p
     assert len(np.unique(pictures[0].reshape(-1, 3), axis=0)) > 1000
     printed = capsys.readouterr().out
     assert printed.count("image folder: 160 photos -> 320 samples an epoch") == 2
-    assert f"each photo with its recorded crop and the result: {picture}" in printed
+    assert f"each photo and the result, with the recorded crop: {picture}" in printed
 
 
 def test_existing_photos_stay_and_damaged_ones_are_mended(tmp_path: Path) -> None:

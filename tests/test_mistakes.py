@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,11 +74,3 @@ def test_the_error_says_what_to_write(name: str) -> None:
 def test_an_empty_choice_of_classes_warns() -> None:
     with pytest.warns(UserWarning, match=r"filter_classes\(valid=\[\]\)` keeps none of 8 samples"):
         assert len(source().filter_classes(valid=[])) == 0
-
-
-def test_crops_need_the_keys(photo_folder: Path) -> None:
-    photos = kdp.image_folder(photo_folder).decode_images().record_ctx().transform("x", kdp.RandomResizedCrop(8))
-    chain = photos.select("x y", return_ctx=True).deal(batch_size=4).collate_samples()
-    batch = next(iter(chain))
-    with pytest.raises(kdp.ChainError, match=r"select the keys, too: `select\(\"x y key\", return_ctx=True\)`"):
-        kdp.show_batch(batch, chain, crops=True)

@@ -180,13 +180,6 @@ def test_a_misspelt_name_is_an_error_with_the_closest() -> None:
     assert not hasattr(kdp, "nothing_like_it")
 
 
-def test_names_of_the_last_release_are_deprecated_but_there() -> None:
-    for name in kdp._DEPRECATED:
-        with pytest.warns(FutureWarning, match=rf"`kdpipes\.{name}` is deprecated .* Write `"):
-            assert callable(getattr(kdp, name))
-        assert name not in dir(kdp)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -64,7 +64,7 @@ def test_docstrings_comments_and_layout_are_no_tokens(tool: ModuleType) -> None:
     assert [token.string for token in tool.tokens_of(text)] == ["def", "f", "(", "x", ")", ":", "return", "x"]
 
 
-def test_imports_count_in_functions_and_by_strings_but_not_for_type_checkers(tool: ModuleType) -> None:
+def test_imports_for_type_checkers_alone_do_not_count(tool: ModuleType) -> None:
     text = (
         "from kdpipes.core import errors\n"
         "if TYPE_CHECKING:\n    from kdpipes.loader import loader\n"

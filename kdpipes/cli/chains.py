@@ -16,7 +16,7 @@ def demo(*, output: str = "kdpipes-demo", num_workers: int = 2, num_epochs: int 
     """Run the main job on the shipped photos.
 
     Writes 160 photos as an image folder and as tar shards, runs one chain on both (a class filter, oversampling,
-    recorded random crops, shuffled batches), and draws a batch: each photo with its crop, and the result.
+    recorded random crops, shuffled batches), and draws a batch: each photo, and the result.
 
     Args:
         output: Folder for photos and picture.
@@ -92,7 +92,7 @@ def replay(
 ) -> Answer:
     """Draw any batch of any epoch.
 
-    The picture shows the original of each sample, with its recorded crops, beside the result. No other batch is made.
+    The picture shows the original of each sample beside the result. No other batch is made.
 
     CHAIN is module:name or file.py:name, a pipe or a function that makes it. The module is run.
 

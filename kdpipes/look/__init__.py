@@ -10,11 +10,11 @@ from kdpipes.core.on_use import exports
 
 if TYPE_CHECKING:
     from kdpipes.look.batch import replay_grid
-    from kdpipes.look.pictures import crop_boxes, image_grid
+    from kdpipes.look.pictures import image_grid
 
-__all__ = ["crop_boxes", "image_grid", "replay_grid"]
+__all__ = ["image_grid", "replay_grid"]
 
 __getattr__ = exports(
     __name__,
-    {"crop_boxes": "kdpipes.look.pictures", "image_grid": "kdpipes.look.pictures", "replay_grid": "kdpipes.look.batch"},
+    {"image_grid": "kdpipes.look.pictures", "replay_grid": "kdpipes.look.batch"},
 )

@@ -15,20 +15,15 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe, form_of
 from kdpipes.core.sample import Lazy, Sample
-from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.collate_samples import split_ctx
 from kdpipes.look.pictures import (
     check_normalization,
-    crop_boxes,
     image_grid,
     is_image,
-    normalization_of,
     picture_of,
 )
 from kdpipes.look.rendering import class_name
-from kdpipes.work.replay import find_sample
-from kdpipes.work.transform import Transformer
 
 
 def dealer_of(chain: Any) -> Any:
@@ -98,32 +93,25 @@ def show_batch(
     class_names: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    crops: bool = False,
-    originals: Sequence[Any] | None = None,
     max_images: int = 64,
     num_columns: int = 8,
     tile: int = 112,
 ) -> Image.Image:
     """Return the images of a batch side by side, with the names of their classes.
 
-    Floats are denormalized with `mean` and `std`, or with those of the `Normalize` in the chain. Without either, floats
-    from 0 to 1 are shown as they are, and other values are rescaled, from black (minimum) to white (maximum).
+    Floats are denormalized with `mean` and `std`. Without them, floats from 0 to 1 are shown as they are, and other
+    values are rescaled, from black (minimum) to white (maximum).
 
     Args:
         batch: What a chain or a loader yields: `(x, y)`, `((x, y), ctx)`, a dictionary, or a list of samples or tuples;
             or images `[B, C, H, W]`, one image `[C, H, W]`, or a list of images of any kind. Mixed labels
             `[B, num_classes]` are shown with their shares.
-        source_datapipe: The chain that yielded the batch. It provides the names of fields and classes, the mean and
-            standard deviation of its `Normalize`, and, for `crops`, the original images.
+        source_datapipe: The chain that yielded the batch. It provides the names of fields and classes.
         class_names: The names of the classes 0, 1, ..., instead of those of the chain.
         mean: The mean, one number or one for each channel.
         std: The standard deviation, one number or one for each channel.
-        crops: Whether to show each image beside its original, with the recorded regions. The chain needs `record_ctx()`
-            and `select(..., return_ctx=True)`.
-        originals: The original images. They are needed if the chain is a stream, or if the batch lacks the samples'
-            keys, `select("x y key", return_ctx=True)`.
         max_images: The largest number of images to show.
-        num_columns: The number of images in a row; with `crops`, originals count as well.
+        num_columns: The number of images in a row.
         tile: The height and width of a tile in pixels.
 
     Returns:
@@ -131,7 +119,6 @@ def show_batch(
 
     Raises:
         TypeError: The batch holds no images.
-        ChainError: `crops` is set, but nothing was recorded, or the originals are unknown.
 
     Example:
         >>> x, y = torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 0])
@@ -143,9 +130,7 @@ def show_batch(
     if source_datapipe is not None and labels_of is None:
         labels_of = class_names_of(source_datapipe)
     normalization = check_normalization(mean, std)
-    if normalization is None and source_datapipe is not None:
-        normalization = normalization_of(source_datapipe)
-    values, ctxs = columns_of(batch, names)
+    values, _ = columns_of(batch, names)
     images, labels = _images(values), values.get("y")
     if labels is None:
         labels = next((value for value in values.values() if _are_labels(value, len(images))), None)
@@ -153,21 +138,6 @@ def show_batch(
     captions = [_caption(labels, place, labels_of) for place in range(len(shown))]
     views = (image if isinstance(image, tuple) else (image,) for image in shown)
     rows = [[picture_of(view, normalization) for view in each] for each in views]
-    if crops or originals is not None:
-        if not any(ctxs):
-            raise ChainError(
-                "`crops` needs recorded crops. Put `.record_ctx()` before the transforms, and write "
-                "`.select(..., return_ctx=True)`."
-            )
-        if originals is None:
-            originals = _originals(values.get("key"), source_datapipe, len(shown))
-        elif len(originals) < len(shown):
-            raise ValueError(
-                f"`originals` must hold at least {len(shown)} images, one for each image shown, but holds "
-                f"{len(originals)}."
-            )
-        triples = zip(originals, ctxs, rows, strict=False)  # of larger batches, only some are shown
-        rows = [[crop_boxes(original, ctx), *row] for original, ctx, row in triples]
     num_each = max(map(len, rows))
     return image_grid(
         [picture for row in rows for picture in row],
@@ -218,41 +188,16 @@ def _caption(labels: Any, place: int, names: Sequence[str] | None) -> str:
     return " ".join(f"{text} {share:.0%}" for text, (share, _) in zip(texts, shares, strict=True))
 
 
-def _originals(keys: Sequence[str] | None, chain: Any, number: int) -> list[Any]:
-    """Return the images from which those of a batch were cropped."""
-    source = None if chain is None else next(iter(Chain.of(chain).of_type(MapPipe)), None)
-    if source is None or keys is None:
-        raise ChainError(
-            "`crops` needs the original images, which are found by their keys. Pass an indexed chain as "
-            '`source_datapipe` and select the keys, too: `select("x y key", return_ctx=True)`; or pass '
-            "`originals=[...]`."
-        )
-    while isinstance(source, SampleMapper) and source.traits.gives == "items":
-        source = source.source
-    transforms = Chain.of(source).operations(Transformer)
-    field = transforms[0].field if transforms else "x"
-    found = []
-    for key in map(str, keys[:number]):
-        sample = find_sample(key, source)
-        if sample is None:
-            raise ChainError(
-                f"The chain has no sample {key!r}, so it has not made this batch. Pass the chain that made it, or "
-                "`originals=[...]`."
-            )
-        found.append(original_of(sample, field))
-    return found
-
-
 def replay_grid(
     source_datapipe: Any, *, seed: int | None = None, epoch: int = 0, batch: int = 0, field: str = "x", tile: int = 128
 ) -> Image.Image:
-    """Return a picture of one batch: each original image with its recorded crops, and the result beside it.
+    """Return a picture of one batch: each original image, and the result beside it.
 
     The result shows the sample after the per-sample transforms; `mixup` and `cutmix` are not applied. Floats are
     rescaled, from black (minimum) to white (maximum).
 
     Args:
-        source_datapipe: A chain with `deal`. Crops are drawn if `record_ctx` comes before the transforms.
+        source_datapipe: A chain with `deal`.
         seed: The seed of the epoch; by default, that of `deal`.
         epoch: The epoch number, from 0.
         batch: The batch number, from 0.
@@ -282,7 +227,7 @@ def replay_grid(
         before = originals.get(sample.ordinal)
         original = original_of(sample, field) if before is None else before.get(sample)
         results = sample[field] if isinstance(sample[field], tuple) else (sample[field],)
-        pictures += [crop_boxes(original, sample.ctx), *map(picture_of, results)]
+        pictures += [picture_of(original), *map(picture_of, results)]
         captions += [sample.key[-(tile // 6) :], *([""] * len(results))]
     num_each = len(pictures) // len(samples)
     return image_grid(pictures, captions, num_columns=max(1, 8 // num_each) * num_each, tile=tile)

@@ -43,12 +43,10 @@ class Peek:
     def __init__(self, items: list[Any], source_datapipe: Any, num_shown: int) -> None:
         # Imported on use, here and below: what draws pictures and HTML need not be imported with every pipe.
         from kdpipes.look.batch import class_names_of, fields_of, names_of
-        from kdpipes.look.pictures import normalization_of
 
         self.items = items
         self._num_shown = num_shown
         self._class_names = class_names_of(source_datapipe)
-        self._normalization = normalization_of(source_datapipe)
         names = names_of(source_datapipe)
         found = [fields_of(item, names) for item in items]
         self._rows = [{**values, **({"ctx": ctx} if ctx else {})} for values, ctx in found]
@@ -91,7 +89,7 @@ class Peek:
         images = []
         for image in self._images(value):
             with suppress(DataError):  # the image is damaged
-                images.append(_thumbnail(picture_of(image, self._normalization)))
+                images.append(_thumbnail(picture_of(image)))
         return {"images": images, "text": self._shown(name, value)}
 
     def _images(self, value: Any) -> list[Any]:

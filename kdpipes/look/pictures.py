@@ -1,32 +1,22 @@
-"""Convert images of any kind to pictures: one at a time, side by side, or with the recorded crops drawn on them."""
+"""Convert images of any kind to pictures: one at a time, or side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
-from torch.utils.data.datapipes.iter import Mapper
-from torch.utils.data.datapipes.map import Mapper as IndexedMapper
 
-from kdpipes.core.chain import Chain
 from kdpipes.core.errors import check_count, is_number, must_be
-from kdpipes.work.adapters import unwrapped
 from kdpipes.work.decode import DecodedImage, EncodedImage
-from kdpipes.work.transform import Transformer
 
 Normalization = tuple[NDArray[np.float64], NDArray[np.float64]]
 _CHANNELS = (1, 3)
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM")
 _SLACK = 1e-3  # by which arithmetic misses 0 and 1
-_BOX = {"top", "left", "height", "width"}
-_COLORS = ("#e4572e", "#17bebb", "#ffc914", "#76b041", "#c77dff", "#4ea8de")
-_LIGHT, _DARK = "#ffffff", "#000000"
-Box = tuple[float, float, float, float]
 
 
 def image_grid(
@@ -150,91 +140,3 @@ def check_normalization(mean: Any, std: Any) -> Normalization | None:
             raise TypeError(must_be(name, "a number for each channel", values))
     made = tuple(np.atleast_1d(np.asarray(values, dtype=np.float64)) for values in (mean, std))
     return made[0], made[1]
-
-
-def normalization_of(chain: Any) -> Normalization | None:
-    """Return the mean and standard deviation of the `Normalize` in a chain, of kdpipes or another library."""
-    for node in reversed(Chain.of(chain)):
-        functions = node.operation.functions() if isinstance(node.operation, Transformer) else []
-        if isinstance(node.pipe, Mapper | IndexedMapper):
-            functions = [node.pipe.fn]
-        for function in functions:
-            if (found := next(_normalizations(function), None)) is not None:
-                return found
-    return None
-
-
-def _normalizations(transform: Any, depth: int = 0) -> Iterator[Normalization]:
-    """Yield the normalizations of a transform and of those inside it, the last one first."""
-    inner = unwrapped(transform)
-    held = getattr(inner, "__dict__", {})
-    if type(inner).__name__ == "Normalize":
-        mean, std = (held.get(name, held.get(f"_{name}")) for name in ("mean", "std"))
-        if mean is not None and std is not None:
-            yield np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
-    nested = held.get("transforms")
-    if isinstance(nested, list | tuple) and depth < 4:
-        for child in reversed(nested):
-            yield from _normalizations(child, depth + 1)
-
-
-def crop_boxes(image: Any, ctx: Mapping[str, Any], *, line: int | None = None) -> Image.Image:
-    """Return a copy of the image with a rectangle around the region that each view was cut from.
-
-    The first recorded region of each view is drawn: in red, turquoise, yellow, ..., with a light edge outside and a
-    dark one inside. Flips and resizes by kdpipes' transforms before the crop are taken into account. After transforms
-    of other libraries, nothing is drawn.
-
-    Args:
-        image: The image before all transforms: Pillow's, one of `decode_images`, an array or a tensor.
-        ctx: The sample's ctx, with entries of `top`, `left`, `height` and `width`.
-        line: The line width in pixels. By default, it depends on the size of the image.
-
-    Raises:
-        TypeError: The ctx is that of a batch.
-
-    Example:
-        >>> region = {"top": 2, "left": 4, "height": 9, "width": 9}
-        >>> crop_boxes(Image.new("RGB", (40, 30)), {"random_resized_crop": region}).getpixel((4, 2))
-        (228, 87, 46)
-    """
-    if isinstance(image, Mapping):
-        raise TypeError(must_be("image", "an image, like `sample['x']`", image))
-    drawn = as_picture(image).copy()
-    pen, width = ImageDraw.Draw(drawn), line or max(3, round(max(drawn.size) / 60))
-    views = [ctx, *(entry for name, entry in ctx.items() if name.startswith("view_") and isinstance(entry, Mapping))]
-    regions = [_first_box(view, drawn.size) for view in views]
-    if len(regions) > 1 and regions[0] is None:  # then the first color is for the first view
-        del regions[0]
-    boxes = [(box, color) for box, color in zip(regions, cycle(_COLORS), strict=False) if box is not None]
-    edge = max(1, round(width / 3))
-    for (left, top, right, bottom), _ in boxes:  # a light edge outside and a dark one inside show on any image
-        outer = left - edge, top - edge, right - 1 + edge, bottom - 1 + edge
-        pen.rectangle(outer, outline=_LIGHT, width=edge)
-        if min(right - left, bottom - top) > 2 * (width + edge):
-            pen.rectangle((left, top, right - 1, bottom - 1), outline=_DARK, width=width + edge)
-    for (left, top, right, bottom), color in boxes:
-        pen.rectangle((left, top, right - 1, bottom - 1), outline=color, width=width)
-    return drawn
-
-
-def _first_box(ctx: Mapping[str, Any], size: tuple[int, int]) -> Box | None:
-    """Return the first region of a view, in pixels of the image that it began with; None if it has none."""
-    (width, height), is_mirrored = size, False
-    for entry in ctx.values():
-        if not isinstance(entry, Mapping) or "partner" in entry:
-            continue
-        if set(entry) >= _BOX:
-            sides = [entry["left"], entry["top"], entry["left"] + entry["width"], entry["top"] + entry["height"]]
-            if not all(isinstance(side, int) for side in sides):
-                hint = "`kdpipes.delivery.split_ctx(ctx)` splits a batch's."
-                raise TypeError(must_be("ctx", "the ctx of one sample", dict(entry), hint))
-            across, down = size[0] / width, size[1] / height
-            left, top, right, bottom = sides[0] * across, sides[1] * down, sides[2] * across, sides[3] * down
-            return (size[0] - right, top, size[0] - left, bottom) if is_mirrored else (left, top, right, bottom)
-        if set(entry) == {"height", "width"}:
-            width, height = entry["width"], entry["height"]
-        is_mirrored ^= entry.get("flipped") is True
-        if "steps" in entry:  # of another library: it is unknown what it did to the image
-            return None
-    return None

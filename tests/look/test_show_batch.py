@@ -11,8 +11,6 @@ import torch
 from PIL import Image
 
 import kdpipes as kdp
-from kdpipes.look import crop_boxes
-from kdpipes.look.pictures import normalization_of
 
 FIRST = (228, 87, 46)  # the color of a crop
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.5]
@@ -73,12 +71,11 @@ def test_the_chain_says_what_the_parts_are() -> None:
     assert kdp.show_batch(next(iter(collated)), collated, tile=TILE).tobytes() == shown.tobytes()
 
 
-def test_floats_are_denormalised_by_arguments_or_by_the_chain() -> None:
+def test_floats_are_denormalized_by_arguments() -> None:
     pipe = source().transform("x", kdp.ToTensor(), kdp.Normalize(MEAN, STD)).select("x y")
     collated = pipe.deal(batch_size=5).collate_samples()
     given = next(iter(collated))
     for shown in (
-        kdp.show_batch(given, collated, tile=TILE),
         kdp.show_batch(given, mean=MEAN, std=STD, tile=TILE),
         kdp.show_batch(given, collated, mean=np.array(MEAN), std=torch.tensor(STD, dtype=torch.float64), tile=TILE),
     ):
@@ -87,46 +84,6 @@ def test_floats_are_denormalised_by_arguments_or_by_the_chain() -> None:
     assert (stretched.min(), stretched.max()) == (0, 255)
     other = kdp.show_batch(given, collated, mean=0.0, std=1.0, tile=TILE)
     assert not np.array_equal(tiles(other)[0], expected(0))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_normalisation_of_albumentations_is_found() -> None:
-    import albumentations as A
-
-    pipe = source().transform("x", A.Compose([A.HorizontalFlip(), A.Normalize(mean=MEAN, std=STD)]))
-    found = normalization_of(pipe.select("x"))
-    assert found is not None
-    assert [values.tolist() for values in found] == [MEAN, STD]
-    assert normalization_of(source()) is None
-
-
-def test_crops_are_drawn_on_the_originals() -> None:
-    pipe = source().record_ctx().transform("x", kdp.RandomResizedCrop(32), kdp.HorizontalFlip())
-    dealt = pipe.select("x y key", return_ctx=True).deal(batch_size=3, shuffle=True, seed=4)
-    for chain in (dealt, dealt.collate_samples()):
-        items = dealt.peek(3)
-        shown = tiles(kdp.show_batch(next(iter(chain)), chain, crops=True, tile=TILE))
-        for place, ((x, _, key), ctx) in enumerate(items):
-            assert np.array_equal(shown[2 * place], np.asarray(crop_boxes(photo(int(key)), ctx)))
-            assert np.array_equal(shown[2 * place + 1], np.asarray(x))
-    (_, _, keys), _ = given = next(iter(dealt.collate_samples()))
-    shown = tiles(kdp.show_batch(given, dealt, crops=True, tile=TILE))
-    assert np.array_equal(tiles(kdp.show_batch(given, dealt, crops=True, max_images=2, tile=TILE)), shown[:4])
-    originals = [photo(int(key)) for key in keys]
-    assert np.array_equal(tiles(kdp.show_batch(given, dealt, originals=originals, tile=TILE)), shown)
-
-
-def test_without_what_crops_need_the_error_says_so() -> None:
-    unrecorded = source().select("x key").deal(batch_size=2)
-    with pytest.raises(kdp.ChainError, match=r"`crops` needs recorded crops\. Put `\.record_ctx\(\)`"):
-        kdp.show_batch(next(iter(unrecorded)), unrecorded, crops=True)
-    keyless = source().record_ctx().transform("x", kdp.CenterCrop(8)).select("x", return_ctx=True).deal(batch_size=2)
-    with pytest.raises(kdp.ChainError, match=r"`originals=\[...\]`"):
-        kdp.show_batch(next(iter(keyless)), keyless, crops=True)
-    with pytest.raises(
-        ValueError, match="`originals` must hold at least 2 images, one for each image shown, but holds 1"
-    ):
-        kdp.show_batch(next(iter(keyless)), originals=[photo(0)])
 
 
 def test_views_stand_side_by_side_with_shares_of_mixed_labels() -> None:
@@ -160,16 +117,3 @@ def test_what_is_no_batch_of_images_is_rejected() -> None:
         kdp.show_batch(batch()[0].float(), mean=[0.1, 0.2], std=[1.0, 1.0])
     with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe"):
         kdp.show_batch(batch(), [1, 2])
-
-
-def test_a_batch_of_another_chain_is_an_error_with_its_sample() -> None:
-    chains = [
-        some.record_ctx()
-        .transform("x", kdp.RandomResizedCrop(16))
-        .select("x y key", return_ctx=True)
-        .deal(batch_size=2)
-        .collate_samples()
-        for some in (source().subset([0, 1]), source().subset([2, 3]))
-    ]
-    with pytest.raises(kdp.ChainError, match=r"has no sample '0', .* or `originals="):
-        kdp.show_batch(next(iter(chains[0])), chains[1], crops=True)

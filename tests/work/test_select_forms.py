@@ -111,17 +111,15 @@ def test_bare_batches_have_no_labels_to_mix(photos: Any) -> None:
 
 @pytest.mark.parametrize("is_collated", [True, False])
 def test_pictures_of_batches_show_all_forms(photos: Any, is_collated: bool) -> None:
-    def picture(crops: bool = False, **options: Any) -> bytes:
+    def picture(**options: Any) -> bytes:
         chain = photos.select(**options).deal(batch_size=4, shuffle=True, seed=3)
         chain = chain.collate_samples() if is_collated else chain
-        return kdp.show_batch(next(iter(chain)), chain, crops=crops, tile=32).tobytes()
+        return kdp.show_batch(next(iter(chain)), chain, tile=32).tobytes()
 
     tuples = picture(mode="x y")
     assert picture(mode="pixel_values=x labels=y", as_dict=True) == tuples
     assert picture(mode="x y", as_dict=True, return_ctx=True) == tuples
     assert picture(mode="x", bare=True) == picture(mode="x") == picture(mode="x", bare=True, return_ctx=True)
-    cropped = picture(mode="x y key", return_ctx=True, crops=True)
-    assert picture(mode="x y key", return_ctx=True, as_dict=True, crops=True) == cropped != tuples
 
 
 def test_pairs_of_dictionary_and_ctx_are_known_without_the_chain(photos: Any) -> None:
