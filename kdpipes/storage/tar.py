@@ -26,6 +26,7 @@ from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import BrokenStreamError, NoRangesError, RemoteStream, Span, read_range
 from kdpipes.storage.shard_index import IndexBuilder, Places, ShardIndex
 from kdpipes.storage.tar_headers import (
+    LONGEST_END,
     FileBytes,
     ForwardBytes,
     NoTarError,
@@ -38,9 +39,7 @@ from kdpipes.storage.urls import is_local, path_of
 
 _LONGEST_NUMBER = 18  # digits, which 64 bits hold
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
-_CHUNK = 1 << 20
 _HEADER, _SIZE_IN_HEADER = 512, slice(124, 136)
-_PADDING = 10_240 + 1_024  # zeros with which tars usually end
 _NUM_PROBES = 3
 MAX_MEMBER_BYTES = 1 << 31
 _COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
@@ -225,14 +224,11 @@ def is_index_of(index: ShardIndex, url: str) -> bool:
 
 
 def ends_early(index: ShardIndex, url: str) -> bool:
-    """Return whether an index stops at zeros that data follow; kdpipes 0.1 made such indexes of damaged tars."""
+    """Return whether an index stops at more zeros than end a tar: it was made of a damaged shard."""
     ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
     start, stop = max((end + -end % _HEADER for end in ends), default=0), index.version.size
-    shard = _Parts(url)
-    if stop - start <= _PADDING or shard.read(start, start + _HEADER).strip(b"\0"):
-        return False  # the usual end, or members that do not belong to samples
-    parts = (shard.read(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
-    return any(part.strip(b"\0") for part in parts)
+    # The next block is not empty if it belongs to a member that is no part of a sample.
+    return stop - start > LONGEST_END and not _Parts(url).read(start, start + _HEADER).strip(b"\0")
 
 
 class _Parts:

@@ -21,7 +21,7 @@ _ZEROS = bytes(_BLOCK)
 _TIMES = re.compile(rb"([0-9]+ [acm]time=[0-9.]+\n)+")  # all that webdataset's writer notes; not needed here
 _USED = frozenset({b"path", b"size"})
 _MAX_EXTENSION = 1 << 24
-_CHUNK = 1 << 16
+LONGEST_END = 1_024 + 10_240  # the end mark, and zeros up to the end of a record of the usual size
 _STREAM_CHUNK, _STREAM_STEP = 1 << 20, 1 << 24
 _STRAIGHT = 1 << 14
 _SMALL, _LARGE = 1 << 12, 1 << 18
@@ -172,18 +172,26 @@ class _Headers:
         return self._entry(_name(block), block, size) if size != _END else None
 
     def check_end(self) -> None:
-        """Raise an error unless only zeros follow the end mark.
+        """Raise an error unless only zeros follow the end mark, and not more than fill up the last record.
 
-        Blocks that a crash or an unfinished download has left empty look like an end mark, but members follow them.
+        Blocks that a crash or an unfinished download has left empty look like an end mark, but members follow them, or
+        belong there.
         """
         begin = self._offset - _BLOCK
-        while chunk := self._take(self._offset, _CHUNK):
+        while (missing := begin + LONGEST_END + 1 - self._offset) > 0:
+            chunk = self._take(self._offset, missing)
             if data := chunk.lstrip(b"\0"):
                 found = self._offset + len(chunk) - len(data)
                 raise UnreadableTarError(
                     f"is damaged: zeros at offset {begin} look like the end of a tar, but data follow at offset {found}"
                 )
+            if not chunk:
+                return
             self._offset += len(chunk)
+        raise UnreadableTarError(
+            f"is damaged: more than {LONGEST_END:,} zeros follow at offset {begin}, but the end of a tar has fewer, so "
+            "members may be missing; copy or write the shard again"
+        )
 
     def _like_others(self) -> TarEntry | None:
         """Return the next member if its headers are like most of webdataset's, which are then read in one piece.

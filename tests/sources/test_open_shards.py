@@ -175,8 +175,12 @@ def test_zeros_inside_a_shard_are_damage_and_lose_no_sample(tmp_path: Path) -> N
     Path(f"{url}.index").write_bytes(cut.to_bytes())
     with pytest.raises(DataError, match=rf"^Shard '{url}' is damaged: zeros"):
         len(kdp.open_shards(url))
-    Path(whole).write_bytes(Path(whole).read_bytes()[: 20 * 1_536] + bytes(40_000))  # only zeros follow
+    Path(whole).write_bytes(Path(whole).read_bytes()[: 20 * 1_536] + bytes(11_000))  # the end of a tar
     assert len(kdp.open_shards(whole)) == len(kdp.open_shards(whole)) == len(list(kdp.stream_shards(whole))) == 20
+    Path(whole).write_bytes(Path(whole).read_bytes()[: 20 * 1_536] + bytes(40_000))  # as a download left it
+    for read in (kdp.open_shards, kdp.stream_shards):
+        with pytest.raises(DataError, match=rf"^Shard '{whole}' is damaged: more than 11,264 zeros follow"):
+            list(read(whole))  # type: ignore[call-overload]
 
 
 def test_a_tolerant_stream_continues_with_the_next_shard(tmp_path: Path) -> None:

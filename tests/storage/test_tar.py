@@ -132,12 +132,27 @@ def test_samples_before_zeros_come_through(write: Callable[..., str]) -> None:
         list(groups)
 
 
-@pytest.mark.parametrize("num_zeros", [512, 1_024, 10_240, 3_000_001])
-def test_any_number_of_zeros_ends_a_tar(write: Callable[..., str], num_zeros: int) -> None:
+@pytest.mark.parametrize("num_zeros", [512, 1_024, 10_240, 11_264])
+def test_zeros_up_to_the_end_of_a_record_end_a_tar(write: Callable[..., str], num_zeros: int) -> None:
     url = write(_tar(PHOTOS)[: 3 * 2_560] + bytes(num_zeros))
     for read in READERS:
         assert [key for key, _ in read(url)] == ["birds/0", "birds/1", "birds/2"]
         assert read(write(bytes(num_zeros), "empty.tar")) == []
+
+
+@pytest.mark.parametrize("num_zeros", [11_265, 3_000_001])
+@pytest.mark.parametrize("num_bytes", [0, 2_560])
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+def test_more_zeros_than_end_a_tar_are_an_error(
+    write: Callable[..., str], num_bytes: int, num_zeros: int, suffix: str
+) -> None:
+    content = _tar(PHOTOS)[:num_bytes] + bytes(num_zeros)
+    is_packed = suffix == "tar.gz"
+    url = write(gzip.compress(content) if is_packed else content, f"a.{suffix}")
+    words = rf"^Shard '{url}' is damaged: more than 11,264 zeros follow at offset {num_bytes}, "
+    for read in [_streamed] if is_packed else READERS:
+        with pytest.raises(DataError, match=words):
+            read(url)
 
 
 def test_a_repeated_field_is_rejected(write: Callable[..., str]) -> None:
