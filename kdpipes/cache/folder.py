@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from kdpipes.cache.store import claim_by
-from kdpipes.core.errors import DataError
+from kdpipes.core.errors import DataError, must_be
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.codec import FORMAT
 from kdpipes.storage.files import CAN_HOLD, create_file, create_url, locked, read_url, replace_file, write_all
@@ -85,6 +85,20 @@ def _parsed(content: bytes | None, place: str, layout: str | None = None) -> dic
         ours = f"This version of kdpipes reads format {FORMAT}, here of layout {layout!r}"
         raise DataError(f"{place!r} is a cache of format {written[0]} and layout {written[1]!r}. {ours}. {_HINT}")
     return found
+
+
+def number_in(metadata: Mapping[str, Any], name: str, place: str, *, least: int, most: int) -> int:
+    """Return an entry of METADATA that is a number; raise a DataError if it is none, or out of its range."""
+    value = metadata.get(name)
+    if type(value) is not int or not least <= value <= most:
+        raise entry_error(name, f"an integer from {least} to {most}", value, place)
+    return value
+
+
+def entry_error(name: str, rule: str, value: Any, place: str) -> DataError:
+    """Return the error for an entry of METADATA that no kdpipes has written."""
+    rejection = must_be(name, rule, value, _HINT)
+    return DataError(f"{place!r} is not a cache, or its {METADATA} file is damaged: {rejection}")
 
 
 def _checksum(content: dict[str, Any]) -> int:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import lmdb
 import numpy as np
 
-from kdpipes.cache.folder import LocalFolder, read_metadata
+from kdpipes.cache.folder import LocalFolder, number_in, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
 from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Rejection, bound_to, check_key
 from kdpipes.core.errors import DataError, check_count, must_be
@@ -25,7 +25,7 @@ from kdpipes.storage.memory import map_file
 from kdpipes.storage.urls import is_local
 
 Result = TypeVar("Result")
-_LEAST_BYTES = 1 << 16
+_LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 62
 _NUM_READERS = 1024
 _LOCK_BYTES = 17 * 4096  # for `_NUM_READERS`
 # Entries are committed together when there are this many, or an entry comes this long after the first of them.
@@ -187,7 +187,8 @@ class LmdbStore(CacheStore):
             Path(self.folder).mkdir(parents=True, exist_ok=True)
             limit = self._max_bytes or max(free_bytes(self.folder) // 2, _LEAST_BYTES)
             metadata = read_metadata(local, self.folder, self.layout, {"max_bytes": limit}) or {}
-        max_bytes = max(int(metadata["max_bytes"]), self._max_bytes or 0)
+        noted = number_in(metadata, "max_bytes", self.folder, least=1, most=_MOST_BYTES)
+        max_bytes = max(noted, self._max_bytes or 0)
         environment = _environment_of(self.folder, max_bytes, self._is_durable)
         try:
             environment.size()  # opens it, so that errors are raised now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,34 @@ def test_damaged_metadata_is_an_error_that_says_what_to_do(tmp_path: Path, kind:
                 use()
     path.write_bytes(whole)
     assert kind(tmp_path / "cache").contains(b"a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "rule"),
+    [
+        (LmdbStore, {"max_bytes": None}, "`max_bytes` must be an integer from 1 to"),
+        (LmdbStore, {"max_bytes": "a"}, "`max_bytes` must be an integer from 1 to"),
+        (LmdbStore, {"max_bytes": True}, "`max_bytes` must be an integer from 1 to"),
+        (LmdbStore, {"max_bytes": 2**70}, "`max_bytes` must be an integer from 1 to"),
+        (FileStore, {"num_digits": 10**9}, "`num_digits` must be an integer from 0 to 16"),
+        (FileStore, {"num_digits": -1}, "`num_digits` must be an integer from 0 to 16"),
+        (FileStore, {"digits_per_folder": 0}, "`digits_per_folder` must be an integer from 1 to 16"),
+        (FileStore, {"digits_per_folder": 1.5}, "`digits_per_folder` must be an integer from 1 to 16"),
+        (FileStore, {"compression": "evil"}, "`compression` must be known to kdpipes"),
+        (FileStore, {"compression": ["zlib"]}, "`compression` must be known to kdpipes"),
+    ],
+)
+def test_metadata_with_a_right_checksum_and_wrong_entries_are_an_error(
+    tmp_path: Path, kind: Any, changes: dict[str, Any], rule: str
+) -> None:
+    kind(tmp_path / "cache").put(b"a", encode("heron"))
+    path = tmp_path / "cache" / "METADATA"
+    content = {**json.loads(path.read_text()), **changes}
+    del content["checksum"]
+    path.write_text(json.dumps({**content, "checksum": folder._checksum(content)}))
+    for use in (lambda: kind(tmp_path / "cache").get(b"b"), lambda: kdp.open_cache(tmp_path / "cache")[0]):
+        with pytest.raises(kdp.DataError, match=f"METADATA file is damaged: {rule}.*Give another folder, or delete"):
+            use()
 
 
 def test_what_cannot_be_written_stays_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
