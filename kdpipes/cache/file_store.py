@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fsspec.compression import compr
 
-from kdpipes.cache.folder import LocalFolder, RemoteFolder, read_metadata
+from kdpipes.cache.folder import LocalFolder, RemoteFolder, entry_error, number_in, read_metadata
 from kdpipes.cache.store import CacheStats, CacheStore, Rejection, bound_to, check_key
 from kdpipes.core.errors import DataError, check_choice, check_count
 from kdpipes.core.processes import forget_after_fork
@@ -24,6 +24,7 @@ from kdpipes.storage.urls import is_local, join_url
 _LEAST_FILES_PER_FOLDER = 32
 _BESIDES = 8  # files and folders of the cache itself, in its first folder
 _MOST_DIGITS = 16
+_MOST_BYTES = 1 << 31  # of an entry that is compressed: a small file can hold more than fits into memory
 _PACKAGES = {"lz4": "lz4", "snappy": "python-snappy", "zstd": "zstandard"}
 
 
@@ -140,9 +141,7 @@ class FileStore(CacheStore):
             found = read_metadata(self._folder(), self._url, self.layout, self._options if create else None)
             if found is None:
                 return None
-            _check_compression(found["compression"])
-            numbers = int(found["num_digits"]), int(found["digits_per_folder"])
-            self._found = FileLayout(*numbers, found["compression"])
+            self._found = FileLayout.of_metadata(found, self._url)
         return self._found
 
 
@@ -169,6 +168,23 @@ class FileLayout(NamedTuple):
             return cls(0, digits_per_folder)
         fits = (digits for digits in range(1, _MOST_DIGITS) if 4 * num_entries <= max_files * 16**digits)
         return cls(next(fits, _MOST_DIGITS), digits_per_folder)
+
+    @classmethod
+    def of_metadata(cls, metadata: Mapping[str, Any], place: str) -> FileLayout:
+        """Return the layout of an existing cache.
+
+        Raises:
+            DataError: The entries of its file METADATA are wrong.
+            ImportError: The package of its compression is not installed.
+        """
+        compression = metadata.get("compression")
+        try:
+            _check_compression(compression)
+        except (ValueError, TypeError) as error:
+            raise entry_error("compression", "known to kdpipes", compression, place) from error
+        num_digits = number_in(metadata, "num_digits", place, least=0, most=_MOST_DIGITS)
+        digits_per_folder = number_in(metadata, "digits_per_folder", place, least=1, most=_MOST_DIGITS)
+        return cls(num_digits, digits_per_folder, compression)
 
     def path_of(self, key: bytes) -> str:
         """Return the path of an entry in the cache's folder."""
@@ -212,9 +228,13 @@ def _entry(content: bytes, compression: str | None) -> memoryview:
         return memoryview(content)
     try:
         if compression == "zlib":
-            return memoryview(zlib.decompress(content))
-        with compr[compression](io.BytesIO(content), mode="rb") as file:
-            return memoryview(file.read())
+            entry = zlib.decompressobj().decompress(content, _MOST_BYTES + 1)
+        else:
+            with compr[compression](io.BytesIO(content), mode="rb") as file:
+                entry = file.read(_MOST_BYTES + 1)
+        if len(entry) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        return memoryview(entry)
     except Exception as error:  # of any compression
         reason = str(error) or type(error).__name__
         raise DamagedError(f"The entry of {len(content)} bytes cannot be decompressed: {reason}.") from error

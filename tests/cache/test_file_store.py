@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kdpipes as kdp
-from kdpipes.cache import folder
+from kdpipes.cache import file_store, folder
 from kdpipes.cache.file_store import FileLayout, FileStore
 from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
@@ -133,6 +133,18 @@ def test_a_damaged_file_is_found_and_heals(tmp_path: Path, compression: str | No
     assert store.put(b"a", encode(["heron"] * 100), replace=True)
     assert decode(store.get(b"a")) == ["heron"] * 100
     assert store.stats().entries == 2
+
+
+@pytest.mark.parametrize("compression", ["zlib", "gzip", "bz2", "lzma"])
+def test_an_entry_that_unpacks_to_too_much_is_damaged(
+    tmp_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path / "cache", compression=compression)
+    store.put(b"a", [bytes(100_000)])
+    assert len(store.get(b"a") or b"") == 100_000
+    monkeypatch.setattr(file_store, "_MOST_BYTES", 99_999)
+    with pytest.raises(DamagedError, match="cannot be decompressed: it has more than 99,999 bytes"):
+        store.get(b"a")
 
 
 def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
