@@ -7,7 +7,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,8 @@ _JSON = frozenset({"json", "jsn"})
 _ARRAYS = frozenset({"npy", "pth", "pt"})
 _MARKUP = frozenset({"html", "htm"})
 INTEGER = re.compile(r"-?[0-9]+")
+_LEAST_TENSORS = 1 << 24  # bytes that the tensors of the smallest file may have
+_UNBOUNDED = re.compile(rb"\n(bytearray|encode)\n")  # functions that pickles of `weights_only` may call
 
 
 def decode_member(field: str, content: bytes, *, decode: bool = True) -> Any:
@@ -64,7 +66,7 @@ def decode_array(kind: str, content: bytes) -> Any:
     """Return the array in a `.npy` file, or the tensors in a `.pth` or `.pt` file, loaded with `weights_only`.
 
     Raises:
-        ValueError: The bytes have another format, need pickle, or declare more data than there is.
+        ValueError: The bytes have another format, need pickle, or would take much more memory than their size.
     """
     try:
         return _npy(content) if kind == "npy" else _pth(content)
@@ -100,7 +102,39 @@ def _pth(content: bytes) -> Any:
     # torch stores tensors uncompressed, so a file that unpacks to more than its size was not written by torch.
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            num_bytes = sum(entry.file_size for entry in archive.infolist())
+            entries = archive.infolist()
+        num_bytes = sum(entry.file_size for entry in entries)
         if num_bytes > len(content):
             raise ValueError(f"the file of {len(content)} bytes declares {num_bytes} bytes of contents")
-    return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise ValueError("the file is compressed, which torch does not do")
+    if _UNBOUNDED.search(content):
+        raise ValueError("the file holds bytes, which can take any size when they are loaded; store a uint8 tensor")
+    value = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    num_bytes = sum(_num_dense_bytes(tensor) for tensor in _tensors_in(value))
+    if num_bytes > max(len(content), _LEAST_TENSORS):
+        raise ValueError(
+            f"the file of {len(content)} bytes holds tensors that take {num_bytes} bytes once they are copied; store "
+            "them as they are before `expand`"
+        )
+    return value
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield each tensor in a value once."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif isinstance(part, Mapping):
+            waiting.extend(part.values())
+        elif isinstance(part, list | tuple | set):
+            waiting.extend(part)
+
+
+def _num_dense_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _codecs
 import io
 import zipfile
 from contextlib import suppress
@@ -136,6 +137,44 @@ def test_pth_files_that_unpack_to_more_are_errors() -> None:
             target.writestr(entry.filename, source.read(entry), compress_type=zipfile.ZIP_DEFLATED)
     with pytest.raises(ValueError, match=r"the file of \d{4} bytes declares 400\d{4} bytes"):
         decode_array("pth", bomb.getvalue())
+    with pytest.raises(ValueError, match="the file is compressed, which torch does not do"):
+        decode_array("pth", bytes(4_100_000) + bomb.getvalue())
+
+
+class Calling:
+    """A function and arguments, of which a pickle makes a call."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (torch.zeros(1).expand(1 << 40), r"holds tensors that take \d+ bytes once they are copied"),
+        ({"a": [torch.zeros(1).expand(3, 1 << 22)]}, r"holds tensors that take 5033164[89] bytes"),
+        ([torch.zeros(1).expand(1 << 21) for _ in range(3)], "holds tensors that take 25165824 bytes"),
+        (Calling(bytearray, 1 << 36), "holds bytes, which can take any size"),
+        (Calling(_codecs.encode, Calling(_codecs.encode, "aa", "latin1"), "hex"), "holds bytes"),
+    ],
+    ids=["expanded", "nested", "many", "bytearray", "codec"],
+)
+def test_pth_files_that_are_small_on_disk_and_huge_in_memory_are_errors(value: Any, reason: str, is_zip: bool) -> None:
+    content = pth(value, _use_new_zipfile_serialization=is_zip)
+    assert len(content) < 10_000
+    with pytest.raises(ValueError, match=reason):
+        decode_array("pth", content)
+
+
+def test_views_of_tensors_come_back_from_pth_files() -> None:
+    rows = torch.arange(6.0).reshape(2, 3)
+    back = decode_array("pth", pth([rows, rows.T, torch.zeros(1).expand(100), torch.eye(3).to_sparse()]))
+    assert torch.equal(back[1], rows.T)
+    assert back[2].shape == (100,)
 
 
 def test_old_caches_of_arrays_are_told_apart_by_version() -> None:
