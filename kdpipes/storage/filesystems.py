@@ -31,6 +31,7 @@ _EXTRAS = {
 _HTTP = ("http", "https")
 _PUBLIC, _PRIVATE, _LOOPBACK, _LINK_LOCAL = range(4)  # how private an address is
 _ALLOWED = "KDPIPES_ALLOW_PRIVATE_HOSTS"
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _METADATA = {"100.100.100.200", "fd00:ec2::254"}  # metadata servers of clouds, besides 169.254.169.254
 
 
@@ -160,9 +161,23 @@ async def _guarded_client(**kwargs: Any) -> Any:
 
 async def _on_start(session: Any, context: Any, params: Any) -> None:
     host = params.url.host or ""
-    with suppress(ValueError):  # of host names, which the resolver checks; it never sees addresses
+    address = _address_in(host)
+    if address is not None:  # the resolver checks names; it never sees addresses
+        check_hosts(host, [address])
+
+
+def _address_in(host: str) -> str | None:
+    """Return the address that a host is written as, in any notation that the system reads; None for a name.
+
+    >>> _address_in("2852039166"), _address_in("0251.0376.43518"), _address_in("fe80::1%eth0"), _address_in("localhost")
+    ('169.254.169.254', '169.254.169.254', 'fe80::1%eth0', None)
+    """
+    with suppress(ValueError):
         ipaddress.ip_address(host.partition("%")[0])
-        check_hosts(host, [host])
+        return host
+    with suppress(OSError):
+        return socket.inet_ntoa(socket.inet_aton(host))
+    return None
 
 
 async def _on_redirect(session: Any, context: Any, params: Any) -> None:
@@ -196,12 +211,21 @@ def check_hosts(host: str, addresses: list[str], origin: str = "", origin_addres
 
 def _privacy_of(address: str) -> int:
     found = ipaddress.ip_address(address.partition("%")[0])
-    found = getattr(found, "ipv4_mapped", None) or found
+    found = _embedded_in(found) or found
     if found.is_link_local or str(found) in _METADATA:
         return _LINK_LOCAL
     if found.is_loopback or found.is_unspecified:
         return _LOOPBACK
     return _PUBLIC if found.is_global else _PRIVATE
+
+
+def _embedded_in(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that an IPv6 address leads to: a mapped one, or one behind 6to4 or NAT64."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return None
+    if address in _NAT64:
+        return ipaddress.IPv4Address(address.packed[-4:])
+    return address.ipv4_mapped or address.sixtofour
 
 
 async def _addresses_of(host: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
+from kdpipes.storage import filesystems
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.filesystems import PrivateHostError, check_hosts
 from kdpipes.storage.remote import Span, read_range
@@ -56,9 +57,28 @@ def test_a_redirect_leads_to_no_network_that_is_more_private(
 def test_link_local_hosts_are_never_asked() -> None:
     check_hosts("store", ["10.0.0.3"])
     check_hosts("localhost", ["127.0.0.1", "::1"])
-    for address in ("169.254.169.254", "fe80::1%eth0", "100.100.100.200"):
+    in_ipv6 = ("::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "fd00:ec2::254")
+    for address in ("169.254.169.254", "fe80::1%eth0", "100.100.100.200", *in_ipv6):
         with pytest.raises(PrivateHostError, match=r"^'metadata' is an address in a private network"):
             check_hosts("metadata", ["93.184.216.34", address])
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["169.254.169.254", "2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.254.43518", "169.16689662"],
+)
+def test_no_notation_of_an_address_gets_around_the_check(host: str) -> None:
+    with pytest.raises(Exception, match=r"' is an address in a private network; `KDPIPES_ALLOW_PRIVATE_HOSTS=1`"):
+        read_url(f"http://{host}/latest/meta-data")
+
+
+@pytest.mark.parametrize("host", ["localhost", "2130706433", "0177.1", "127.1", "0x7f000001"])
+def test_other_notations_of_this_machine_are_not_link_local(served: Served, host: str) -> None:
+    served.files["/a"] = b"heron"
+    served.redirects["/b"] = served.url.replace("127.0.0.1", "2852039166") + "/a"
+    assert filesystems._address_in(host) in (None, "127.0.0.1")
+    with pytest.raises(Exception, match="'2852039166', an address in a private network"):
+        read_url(f"{served.url}/b")
 
 
 @pytest.mark.parametrize("place", ["redirect", "url"])
