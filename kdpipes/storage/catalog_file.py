@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import socket
 import tarfile
 import time
 from collections import defaultdict
@@ -33,12 +34,9 @@ from kdpipes.storage.urls import identity_of, is_local
 DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
 _FEW = 2  # shards of a folder, fewer of which are opened by their own indexes
 _CHECKED = 4_000  # shards of a folder up to which a listing shows whether they have changed
-_FRESH_S = 600.0  # for how long ranks of one job trust what one of them has verified
-_JOB = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "WORLD_SIZE")
+_MAX_BYTES = 1 << 32  # of the local cache; joined indexes of 10^7 samples have several hundred MB
+_LONG_AGO_S = 24 * 3600.0
 _log = logging.getLogger(__name__)
-
-
-_opened: set[tuple[int, Path]] = set()  # by process
 
 
 def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join: Callable[[], Catalog]) -> Catalog:
@@ -46,47 +44,71 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
 
     Args:
         urls: The URLs of the shards.
-        is_current: Whether a catalog describes the shards as they are now. Ranks of one job trust what another one has
-            just verified.
+        is_current: Whether a catalog describes the shards as they are now. Processes that ask at the same time, such as
+            the ranks of a job, wait for the first one and trust its answer.
         join: Joins the indexes anew.
     """
     path = cache_folder("indexes") / f"{cached_name(urls[0], *map(identity_of, urls))}.joined"
-    note, job = path.with_suffix(".job"), _job()
-    is_first = (os.getpid(), path) not in _opened
-    _opened.add((os.getpid(), path))
+    note, asked = path.with_suffix(".seen"), time.time()
     with ExitStack() as stack:
         # Other processes that open the same shards wait, and then map what this one has made. Without a lock, if the
         # cache is read-only, each process joins the indexes for itself.
         with suppress(OSError):
             make_cache_folder(path.parent)
             stack.enter_context(locked(path.with_suffix(".lock")))
+            _remove_drafts(path)
         joined: Catalog | None = None
         try:
             joined = Catalog.from_file(path) if path.exists() else None
         except (DataError, OSError, ValueError, KeyError, TypeError) as error:
             _log.info("%s", error)
-        if joined is not None and is_first and job:
-            with suppress(OSError):
-                if note.read_text() == job and 0 <= time.time() - note.stat().st_mtime < _FRESH_S:
-                    return joined
+        if joined is not None and _is_seen_since(note, asked):
+            return joined
         if joined is None or not is_current(joined):
             joined = join()
             try:
                 replace_file(path, joined.to_bytes())
                 joined = Catalog.from_file(path)
-            except OSError:  # without a note, so that other ranks do not take an older file for this one
+            except OSError:  # without a note, so that other processes do not take an older file for this one
                 return joined
-        if job:
-            with suppress(OSError):
-                replace_file(note, job.encode())
+            _remove_oldest(path)
+        with suppress(OSError):
+            os.utime(path)  # it is not one of the oldest
+            replace_file(note, f"{socket.gethostname()} {time.time()}".encode())
         return joined
 
 
-def _job() -> str:
-    """Return what the ranks of a job have in common; empty if this process is not one of several ranks."""
-    if int(os.environ.get("WORLD_SIZE") or 1) < 2:
-        return ""
-    return "\n".join([str(os.getppid()), *(os.environ.get(name, "") for name in _JOB)])
+def _is_seen_since(note: Path, asked: float) -> bool:
+    """Return whether another process of this machine has seen since a time that a catalog is current."""
+    with suppress(OSError, ValueError):
+        host, _, seen = note.read_text(encoding="utf-8").rpartition(" ")
+        return host == socket.gethostname() and float(seen) >= asked
+    return False
+
+
+def _remove_drafts(path: Path) -> None:
+    """Remove what killed processes have left of a file that is written under a lock, and their old drafts of others."""
+    for draft in path.parent.glob(".*.part"):
+        with suppress(OSError):
+            if draft.name.startswith(f".{path.name}.") or time.time() - draft.stat().st_mtime > _LONG_AGO_S:
+                draft.unlink()
+
+
+def _remove_oldest(path: Path) -> None:
+    """Remove indexes from the local cache that have not been used for longest, until it keeps to its limit."""
+    found: list[tuple[float, int, Path]] = []
+    for file in path.parent.iterdir():
+        with suppress(OSError):
+            status = file.stat()
+            found.append((status.st_mtime, status.st_size, file))
+    excess = sum(size for _, size, _ in found) - _MAX_BYTES
+    for _, size, file in sorted(found):
+        if excess <= 0:
+            return
+        if file != path:
+            with suppress(OSError):
+                file.unlink()
+                excess -= size
 
 
 def forget_joined() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.cli import main
+from kdpipes.storage import catalog_file
 from kdpipes.storage.catalog import open_catalog
 from kdpipes.storage.catalog_file import DATA_SET_INDEX
+from kdpipes.storage.files import locked
 from kdpipes.storage.shard_index import Catalog
 from kdpipes.testing import faulty_storage
-from tests.processes import in_child
+from tests.processes import exit_status, fork, in_child
 from tests.proxy import Proxy, slow_proxy
 
 NUM_SHARDS = 40
@@ -99,19 +103,91 @@ def test_a_shard_that_has_changed_since_is_indexed_again(s3: str, proxy: Proxy, 
     assert kdp.open_shards(urls_in(s3)).column("cls").tolist()[9:12] == [4, 4, 4]
 
 
-def test_ranks_of_a_job_send_the_requests_of_one(
-    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
+def test_processes_that_open_shards_together_send_the_requests_of_one(s3: str, proxy: Proxy, cache: Path) -> None:
     index(urls_in(s3))
     empty(cache)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    num_before = len(proxy.requests())
+    kdp.open_shards(urls_in(s3)).column("cls")
+    lock = next((cache / "indexes").glob("*.joined")).with_suffix(".lock")
+    receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
 
     def open_it() -> None:
-        assert len(kdp.open_shards(urls_in(s3))) == 3 * NUM_SHARDS
+        def waits(path: Path) -> Any:
+            sender.send(None)
+            return locked(path)
 
-    assert [in_child(open_it) for _ in range(4)] == [0] * 4
-    assert len(proxy.requests()) - num_before <= 4
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(catalog_file, "locked", waits)
+            assert len(kdp.open_shards(urls_in(s3))) == 3 * NUM_SHARDS
+
+    num_before = len(proxy.requests())
+    with locked(lock):
+        children = [fork(open_it) for _ in range(4)]
+        for _ in children:
+            receiver.recv()
+    assert [exit_status(child) for child in children] == [0] * 4
+    assert len(proxy.requests()) - num_before <= 2
+
+
+def shards_of(folder: Path, label: int) -> str:
+    """Write two shards on storage without indexes, which runs keep in the local cache."""
+    for shard in range(2):
+        (folder / f"{shard}.tar").write_bytes(tar(shard, label=label))
+        (folder / f"{shard}.tar.index").unlink(missing_ok=True)
+    return "faulty://{0..1}.tar"
+
+
+def test_a_run_after_another_one_sees_new_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    for label in (0, 1):
+        urls = shards_of(tmp_path, label)
+
+        def open_it(urls: str = urls, label: int = label) -> None:
+            assert set(kdp.open_shards(urls).column("cls").tolist()) == {label}
+
+        with faulty_storage(str(tmp_path)):
+            assert [in_child(open_it) for _ in range(2)] == [0, 0]
+
+
+def test_drafts_of_killed_processes_are_removed(tmp_path: Path, cache: Path) -> None:
+    def die(path: Path, target: Path) -> None:
+        if target.suffix == ".joined":
+            os._exit(9)
+        shutil.move(path, target)
+
+    def open_it() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "replace", die)
+            len(kdp.open_shards(urls))
+
+    urls = shards_of(tmp_path, 0)
+    with faulty_storage(str(tmp_path)):
+        assert in_child(open_it) == in_child(open_it) == 9
+        drafts = list((cache / "indexes").glob(".*.part"))
+        assert len(drafts) == 1, "the second process has removed the draft of the first one"
+        others = [cache / "indexes" / name for name in (".old.index.0f.part", ".new.index.0f.part")]
+        for other in others:
+            other.write_bytes(b"")
+        os.utime(others[0], (0, 0))
+        len(kdp.open_shards(urls))
+    assert list((cache / "indexes").glob(".*.part")) == others[1:], "a process may be writing the new one"
+
+
+def test_the_local_cache_of_indexes_keeps_to_its_limit(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = shards_of(tmp_path, 0)
+    with faulty_storage(str(tmp_path)):
+        len(kdp.open_shards("faulty://0.tar"))
+        joined = next((cache / "indexes").glob("*.joined"))
+        others = [cache / "indexes" / f"{number}.joined" for number in range(3)]
+        for number, other in enumerate(others):
+            other.write_bytes(bytes(1_000_000))
+            os.utime(other, (number, number))
+        monkeypatch.setattr(catalog_file, "_MAX_BYTES", 1_500_000)
+        len(kdp.open_shards(urls))
+    assert [other.exists() for other in others] == [False, False, True]
+    assert joined.exists()
 
 
 def test_a_later_run_fetches_no_index(s3: str, proxy: Proxy) -> None:
