@@ -58,6 +58,7 @@ PROOFS = {
     "storage/test_tar.py": {
         "Links in tars are errors": "test_a_link_is_rejected",
         "Zeros inside a tar": "test_zeros_in_place_of_members_are_an_error",
+        "More than 11 KiB of zeros": "test_more_zeros_than_end_a_tar_are_an_error",
     },
     "work/test_jpeg.py": {
         "Images above Pillow's limit": "test_a_bomb_is_rejected_as_pillow_rejects_it",
@@ -66,9 +67,21 @@ PROOFS = {
         "A zip is unpacked only": "test_a_zip_that_reaches_out_of_the_folder_is_rejected",
         "A zip that claims to hold": "test_a_zip_that_would_fill_the_disk_is_rejected",
     },
+    "storage/test_decoding.py": {
+        "A `.pth` file is an error": "test_pth_files_that_are_small_on_disk_and_huge_in_memory_are_errors",
+    },
+    "storage/test_catalog_file.py": {
+        "The local cache of indexes": "test_the_local_cache_of_indexes_keeps_to_its_limit",
+    },
+    "cache/test_file_store.py": {
+        "A compressed entry of a cache": "test_an_entry_that_unpacks_to_too_much_is_damaged",
+    },
+    "cache/test_contents.py": {
+        "Wrong entries in the METADATA": "test_metadata_with_a_right_checksum_and_wrong_entries_are_an_error",
+    },
     "storage/test_filesystems_private_hosts.py": {
         "HTTP redirects are not": "test_a_redirect_leads_to_no_network_that_is_more_private",
-        "HTTP requests never go": "test_readers_do_not_reach_link_local_addresses",
+        "HTTP requests never go": "test_no_notation_of_an_address_gets_around_the_check",
         "Lists of files on web pages": "test_a_listing_leads_to_no_other_host",
         "`KDPIPES_ALLOW_PRIVATE_HOSTS=1`": "test_a_redirect_leads_to_no_network_that_is_more_private",
     },
