@@ -79,7 +79,7 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
 
 
 def _is_seen_since(note: Path, asked: float) -> bool:
-    """Return whether another process of this machine has seen since a time that a catalog is current."""
+    """Return whether another local process has found a catalog to be current since a time."""
     with suppress(OSError, ValueError):
         host, _, seen = note.read_text(encoding="utf-8").rpartition(" ")
         return host == socket.gethostname() and float(seen) >= asked
