@@ -68,7 +68,7 @@ PROOFS = {
         "A zip that claims to hold": "test_a_zip_that_would_fill_the_disk_is_rejected",
     },
     "storage/test_decoding.py": {
-        "A `.pth` file is an error": "test_pth_files_that_are_small_on_disk_and_huge_in_memory_are_errors",
+        "A `.pth` file is an error": "test_pth_files_that_grow_in_memory_are_errors",
     },
     "storage/test_catalog_file.py": {
         "The local cache of indexes": "test_the_local_cache_of_indexes_keeps_to_its_limit",
@@ -77,7 +77,7 @@ PROOFS = {
         "A compressed entry of a cache": "test_an_entry_that_unpacks_to_too_much_is_damaged",
     },
     "cache/test_contents.py": {
-        "Wrong entries in the METADATA": "test_metadata_with_a_right_checksum_and_wrong_entries_are_an_error",
+        "Wrong entries in the METADATA": "test_wrong_entries_of_metadata_are_an_error",
     },
     "storage/test_filesystems_private_hosts.py": {
         "HTTP redirects are not": "test_a_redirect_leads_to_no_network_that_is_more_private",

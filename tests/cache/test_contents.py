@@ -123,9 +123,7 @@ def test_damaged_metadata_is_an_error_that_says_what_to_do(tmp_path: Path, kind:
         (FileStore, {"compression": ["zlib"]}, "`compression` must be known to kdpipes"),
     ],
 )
-def test_metadata_with_a_right_checksum_and_wrong_entries_are_an_error(
-    tmp_path: Path, kind: Any, changes: dict[str, Any], rule: str
-) -> None:
+def test_wrong_entries_of_metadata_are_an_error(tmp_path: Path, kind: Any, changes: dict[str, Any], rule: str) -> None:
     kind(tmp_path / "cache").put(b"a", encode("heron"))
     path = tmp_path / "cache" / "METADATA"
     content = {**json.loads(path.read_text()), **changes}

@@ -103,7 +103,7 @@ def test_a_shard_that_has_changed_since_is_indexed_again(s3: str, proxy: Proxy, 
     assert kdp.open_shards(urls_in(s3)).column("cls").tolist()[9:12] == [4, 4, 4]
 
 
-def test_processes_that_open_shards_together_send_the_requests_of_one(s3: str, proxy: Proxy, cache: Path) -> None:
+def test_processes_that_open_together_send_the_requests_of_one(s3: str, proxy: Proxy, cache: Path) -> None:
     index(urls_in(s3))
     empty(cache)
     kdp.open_shards(urls_in(s3)).column("cls")
