@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -29,6 +32,7 @@ from kdpipes.core.randomness import (
 from kdpipes.core.registry import note_methods, note_name, pipe_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.stock import Seeded, has_own_seed, is_of_torchdata, shards
+from kdpipes.core.tracebacks import with_short_tracebacks
 
 if TYPE_CHECKING:
     from kdpipes._fluent import IterChain
@@ -36,11 +40,20 @@ else:
     IterChain = IterDataPipe
 
 Item = TypeVar("Item")
+_open = weakref.WeakSet[Any]()  # iterators of streams
 Stream = TypeVar("Stream", bound="IterPipe")
 _STANDING = (
     *("_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id"),
     "_fast_forward_iterator",
 )
+
+
+@atexit.register
+def _close_streams() -> None:
+    """Close open iterators while modules still exist, which their cleanup needs."""
+    for iterator in list(_open):
+        with suppress(ValueError):  # another thread is running it
+            iterator.close()
 
 
 class Streaming(Pipe, Generic[Item]):
@@ -56,7 +69,11 @@ class Streaming(Pipe, Generic[Item]):
         # torch's `_simple_graph_snapshot_restoration` puts an iterator, already advanced, into this attribute.
         forwarded: Iterator[Item] | None = self.__dict__.pop("_fast_forward_iterator", None)
         if forwarded is None:
-            return self.iterate()
+            items = self.iterate()
+            if not isinstance(items, Generator):  # the loader's own iterators have more methods
+                return items
+            _open.add(shortening := with_short_tracebacks(items))
+            return shortening
         self._snapshot_state = _SnapshotState.Iterating
         return forwarded
 

@@ -28,6 +28,7 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_methods, note_name, pipe_name
 from kdpipes.core.sample import Sample
+from kdpipes.core.tracebacks import shorten, with_short_tracebacks
 from kdpipes.storage.shared import Shared
 
 if TYPE_CHECKING:
@@ -156,10 +157,14 @@ class MapPipe(Pipe, MapChain):
         if not -size <= position < size:
             raise IndexError(f"`index` must be from {-size} to {size - 1}, but is {position} instead.")
         position %= size
-        if current_epoch() is not None:
-            return self.finish(self.fetch(position))
-        with using_key(SampleKey(0, self.__dict__.get(_EPOCH, 0), position)):
-            return self.finish(self.fetch(position))
+        try:
+            if current_epoch() is not None:
+                return self.finish(self.fetch(position))
+            with using_key(SampleKey(0, self.__dict__.get(_EPOCH, 0), position)):
+                return self.finish(self.fetch(position))
+        except BaseException as error:
+            shorten(error)
+            raise error  # KDPIPES_TRACEBACK=full shows the frames in between
 
     def set_epoch(self, epoch: int) -> None:
         """Make `pipe[i]` return sample i of an epoch.
@@ -179,7 +184,7 @@ class MapPipe(Pipe, MapChain):
         return _EPOCH in self.__dict__
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
+        return with_short_tracebacks(self[index] for index in range(len(self)))
 
     def pick(self, indices: Any) -> MapPipe:
         """Return a pipe of the samples at some positions, as slicing does."""
@@ -274,9 +279,13 @@ class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]
 
     def __getitem__(self, index: Any) -> Any:
         sample_key = current_key() or SampleKey(0, self._epoch(), range(len(self))[index])
-        with using_key(sample_key):
-            item = self.datapipe[index]
-        return call_with_key(self._called, sample_key, self._place, item)
+        try:
+            with using_key(sample_key):
+                item = self.datapipe[index]
+            return call_with_key(self._called, sample_key, self._place, item)
+        except BaseException as error:
+            shorten(error)
+            raise error  # KDPIPES_TRACEBACK=full shows the frames in between
 
     def _epoch(self) -> int:
         """Return the epoch that `set_epoch` has set upstream."""

@@ -12,6 +12,7 @@ import numpy as np
 from kdpipes.core import activity
 from kdpipes.core.errors import ChainError, MissingMemberError, add_note, reject_field
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
+from kdpipes.core.tracebacks import shorten
 
 _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
 _NOTHING: tuple[frozenset[str], str] = frozenset(), ""
@@ -285,8 +286,12 @@ class Sample(MutableMapping[str, Any]):
         return self._origin.ctx
 
     def __getitem__(self, name: str) -> Any:
-        value = self._fields.get(name) or self.lazy(name)
-        return value.get(self)
+        try:
+            value = self._fields.get(name) or self.lazy(name)
+            return value.get(self)
+        except BaseException as error:
+            shorten(error)
+            raise error  # KDPIPES_TRACEBACK=full shows the frames in between
 
     if not TYPE_CHECKING:  # with it, type checkers would accept any attribute
 

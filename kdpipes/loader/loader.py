@@ -33,6 +33,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import load_torchdata, shards
+from kdpipes.core.tracebacks import shorten
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.loader.autotune import Tuner
@@ -745,6 +746,9 @@ class Batches:
         except StopIteration:
             self._is_over = True
             raise
+        except BaseException as error:
+            shorten(error)
+            raise error  # KDPIPES_TRACEBACK=full shows the frames in between
         if self._left is not None:
             self._left -= 1
         return batch

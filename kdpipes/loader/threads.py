@@ -14,7 +14,6 @@ from kdpipes.core.errors import WorkerError
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import producer_of
 from kdpipes.loader.worker import Assignment, Options, Producer, Worker
-from kdpipes.loader.worker_main import add_traceback
 
 _END: Any = object()
 
@@ -65,8 +64,6 @@ class _Queue:
             return None if self.is_stopped else self.assignment, self.generation
 
     def put(self, message: Message, generation: int) -> None:
-        if message.kind is Kind.ERROR:
-            add_traceback(message.content)
         with self.changed:
             if self.generation == generation:
                 self.messages.append(message)

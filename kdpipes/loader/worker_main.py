@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing import connection
@@ -30,6 +29,7 @@ import torch
 from kdpipes.core import activity, pickling
 from kdpipes.core.errors import add_note
 from kdpipes.core.processes import ignore_interrupts
+from kdpipes.core.tracebacks import traceback_text
 from kdpipes.delivery.batch_memory import make_batches_in
 from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.loader.buffers import Array, SharedBuffers, pack, places_of
@@ -265,7 +265,7 @@ def add_traceback(error: BaseException) -> str:
     """Attach the traceback of an error in a worker to it as a note, and return it."""
     if isinstance(error, RuntimeError) and "CUDA in forked subprocess" in str(error):
         add_note(error, _CUDA_IN_WORKER)
-    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    lines = traceback_text(error)
     add_note(error, f"In a worker:\n{lines}")
     return lines
 

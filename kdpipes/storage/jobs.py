@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +28,7 @@ import torch
 from kdpipes.core import pickling
 from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
 from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.tracebacks import traceback_text
 from kdpipes.storage.access import current_access, using
 from kdpipes.storage.shared import sharing
 
@@ -224,7 +224,7 @@ def _do(name: bytes, function: bytes | None, job: bytes) -> tuple[bool, bytes]:
             action = _functions[name]
         return False, pickling.dumps(action(cloudpickle.loads(job)))
     except Exception as error:
-        lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+        lines = traceback_text(error)
         add_note(error, f"Traceback of the worker:\n{lines}")
         try:
             payload: bytes = pickling.dumps(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -65,8 +66,7 @@ def test_an_error_keeps_type_and_traceback_and_epochs_continue() -> None:
             with pytest.raises(ZeroDivisionError) as caught:
                 list(loader)
             notes = "".join(caught.value.__notes__)
-            assert "In a worker:" in notes
-            assert "in invert" in notes
+            assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "invert"
             assert "batch 2 of epoch" in notes
     with threaded(numbers(invert, 5), 3) as loader:
         assert len(list(loader)) == len(list(loader)) == 3
