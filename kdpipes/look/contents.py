@@ -36,12 +36,13 @@ from kdpipes.storage.memory import read_span
 from kdpipes.storage.records import HEADER, Header, finished_index, part_name, read_header
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import Seen, class_names_of, notes_beside, notes_places
+from kdpipes.storage.tar import TAR_SUFFIX
 from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.on_error import OnError
 
-_TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_SHARDS = re.compile(r"\.(tar|tgz)\b|[*{]")  # a remote place without these is a folder
+_TAR = re.compile(f"{TAR_SUFFIX}$", re.I)
+_SHARDS = re.compile(rf"{TAR_SUFFIX}\b|[*{{]", re.I)  # a remote place without these is a folder
 _CLASSES = ("cls", "class")  # the member that is the label
 _LONGEST_NAME = 256  # bytes of a class's name
 _MOST = 20  # of classes, and of shards without a fresh index, that are listed
@@ -165,7 +166,7 @@ def _look_at_folder(root: str, num_samples: int, *, scan: bool) -> Contents:
     sizes = _sizes_in(root)
     if not sizes:
         raise FileNotFoundError(f"There is no file in {masked(root)!r}.")
-    tars = [path for path in sizes if path.lower().endswith(_TAR_SUFFIXES)]
+    tars = [path for path in sizes if _TAR.search(path)]
     if tars:
         return _look_at_shards([join_url(root, path) for path in tars], num_samples, scan=scan)
     images = {path: size for path, size in sizes.items() if path.lower().endswith(IMAGE_SUFFIXES)}

@@ -22,8 +22,9 @@ from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import smallest_int
 from kdpipes.storage.shared import Shared
+from kdpipes.storage.tar import TAR_SUFFIX
 
-_SHARD = re.compile(r"^.*\.tar(?:\.\w+)?/")
+_SHARD = re.compile(rf"^.*{TAR_SUFFIX}/", re.I)
 _EXTENSION = re.compile(r"\.\w+$")
 _NUM_NAMED = 5  # how many missing keys a warning names
 

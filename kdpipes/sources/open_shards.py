@@ -68,8 +68,9 @@ class ShardReaderMapDataPipe(MapPipe):
     sample `0001`; `.rename_fields(x="jpg;png", y="cls")` gives them the usual names. The extension determines how a
     field is decoded: the number or name of a class (`.cls`), text (`.txt`, `.html`), JSON (`.json`), an array (`.npy`),
     or tensors (`.pth` and `.pt`, loaded with `weights_only`); other members are bytes. The key is the shard's name, a
-    slash and the sample's key. Members without an extension are ignored, as in webdataset. If a sample lacks a member
-    that others have, reading it is an error, and `.on_error("skip")` skips the sample.
+    slash and the sample's key. The members of a sample may be anywhere in its shard; samples are in the order of their
+    first members. Members without an extension, hidden ones and those in `__meta__/` are ignored. If a sample lacks a
+    member that others have, reading it is an error, and `.on_error("skip")` skips the sample.
 
     Each shard has an index, `NAME.tar.index`, which contains the offsets of its members and the classes. It is stored
     in the same folder. If it is missing, or belongs to another version of the shard, the shard is indexed once, and the

@@ -25,7 +25,7 @@ from kdpipes.storage.remote import RemoteStream, Span, StreamsAhead, read_range
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.shared import Shared
-from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Member, compression_of, read_members
+from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Member, compression_of, is_compressed, read_members
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
 _Group = list[tuple[Member, bytes]]
@@ -35,8 +35,8 @@ _Group = list[tuple[Member, bytes]]
 class ShardStreamerIterDataPipe(IterPipe):
     """Reads the samples of webdataset tars in order (`kdp.stream_shards(urls)`).
 
-    Fields, keys and decoding are those of `kdp.open_shards`; compressed tars (`.tar.gz`, `.tgz`, `.tar.bz2`, `.tar.xz`)
-    are read as well. As in webdataset, neighboring members with the same key form a sample.
+    Fields, keys and decoding are those of `kdp.open_shards`; tars compressed by gzip, bz2, xz or zstd are read as well,
+    whatever their names. As in webdataset, neighboring members with the same key form a sample.
 
     Remote shards are prefetched. After a failed request, reading continues at the same place, with growing delays. A
     shard that cannot be read to its end is an error. With `.on_error("skip")` or `"quarantine"`, `deal` gets all
@@ -119,7 +119,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         urls = self._found()
         if not all(map(is_local, urls)):
             return None
-        indexes = [None if compression_of(url) else find_index(url, version_of(url)).index for url in urls]
+        indexes = [find_index(url, version_of(url)).index for url in urls]
         return None if None in indexes else sum(len(index.keys) for index in indexes if index is not None)
 
     def read_part(self, part: int, num_parts: int) -> None:
@@ -230,7 +230,7 @@ class ShardStreamerIterDataPipe(IterPipe):
 
         def open_stream(url: str) -> RemoteStream:
             stream = streams.open(url)
-            if compression_of(url) is None and not known:
+            if not known and compression_of(url, stream) is None:
                 recorder.begin(stream.version)
             return stream
 
@@ -248,11 +248,10 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     def _checksums(self, url: str) -> dict[int, int]:
         """Return the checksums of a shard's members by offset; empty if there is no index with checksums."""
-        if compression_of(url) is not None:
-            return {}
-        index = find_index(url, version_of(url)).index
+        version = version_of(url)
+        index = find_index(url, version).index
         found = None if index is None else index.checksums()
-        if found is None and self._verify is True:
+        if found is None and self._verify is True and not is_compressed(url, version):
             raise DataError(
                 f"Shard {url!r} cannot be verified: it has no index with checksums. `kdpipes index` makes one."
             )

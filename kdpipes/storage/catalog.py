@@ -34,7 +34,7 @@ from kdpipes.storage.files import (
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
-from kdpipes.storage.tar import Member, add_sample, compression_of, ends_early, index_shard, is_index_of, read_members
+from kdpipes.storage.tar import Member, add_sample, ends_early, index_shard, is_compressed, is_index_of, read_members
 from kdpipes.storage.urls import is_local
 
 IndexState = Literal["fresh", "stale", "damaged", "missing"]
@@ -434,8 +434,8 @@ def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSe
 
 def _seen(url: str, scan: bool) -> ShardSeen:
     version = version_of(url)
-    if compression_of(url) is None:
-        found = find_index(url, version)
+    found = find_index(url, version)
+    if found.index is not None or not is_compressed(url, version):
         index = index_shard(url, version) if found.index is None and scan else found.index
         return ShardSeen(url, version.size, found.state, index)
     builder = IndexBuilder()

@@ -70,8 +70,10 @@ class ColumnBuilder:
         """Return whether the content of a field is needed."""
         return any(name == field or name.startswith(f"{field}.") for name in self._values)
 
-    def add(self, key: str, contents: Mapping[str, bytes]) -> None:
-        """Add a sample with the contents of its members by field; fields that are not needed may be missing.
+    def add(self, key: str, contents: Mapping[str, bytes], number: int | None = None) -> None:
+        """Add a sample, or members of an earlier one, with the contents of the members by field.
+
+        Fields that are not needed may be missing. `number` is that of the sample; None is a new one.
 
         Raises:
             DataError: A member cannot be decoded, or a value cannot be kept.
@@ -94,7 +96,10 @@ class ColumnBuilder:
                     f"Column {name!r} of sample {key!r} in {self._url!r} cannot be kept in the index: {error}. Columns "
                     "hold numbers, booleans, texts and null."
                 ) from error
-            values.append(value)
+            if number is None or number == len(values):
+                values.append(value)
+            elif value is not MISSING:
+                values[number] = value
 
     def _entry(self, value: Any, name: str, field: str) -> Any:
         if name == field:

@@ -463,6 +463,12 @@ class RemoteStream:
         """Return True, as files do."""
         return True
 
+    def peek(self, size: int) -> bytes:
+        """Return some of the next bytes, at most `size`, without reading on."""
+        content = self.read(size)
+        self._at -= len(content)
+        return content
+
     def read(self, size: int) -> bytes:
         """Return some bytes, at most `size`; none at the end.
 

@@ -155,17 +155,32 @@ class IndexBuilder:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, key: str, members: Iterable[tuple[str, int, int, int | None, int | None]]) -> None:
-        """Add a sample, with name, offset, size, checksum and value of each field.
+    def add(
+        self, key: str, members: Iterable[tuple[str, int, int, int | None, int | None]], number: int | None = None
+    ) -> None:
+        """Add a sample, or fields of an earlier one, with name, offset, size, checksum and value of each field.
 
-        A checksum that was not computed is None, as is a value that is not an integer.
+        A checksum that was not computed is None, as is a value that is not an integer. `number` is that of the sample;
+        None is a new one.
         """
+        number = len(self._keys) if number is None else number
         for name, offset, size, checksum, value in members:
             self._has_checksums &= checksum is not None
-            self._rows[name].extend((len(self._keys), offset, size, checksum or 0))
+            self._rows[name].extend((number, offset, size, checksum or 0))
             if value is not None:
                 self._values[name].append(value)
-        self._keys.append(key)
+        if number == len(self._keys):
+            self._keys.append(key)
+
+    def repeated(self) -> tuple[str, str, int] | None:
+        """Return field, key and offset of a member whose sample has another one of that field; None without one."""
+        for name, numbers in self._rows.items():
+            samples = np.frombuffer(numbers, dtype=np.int64)[::4]
+            _, firsts = np.unique(samples, return_index=True)
+            if len(firsts) < len(samples):
+                row = int(np.setdiff1d(np.arange(len(samples)), firsts)[0])
+                return name, self._keys[samples[row]], numbers[4 * row + 1]
+        return None
 
     def index(self, version: Version, starts: NDArray[np.int64] | None = None) -> ShardIndex:
         """Return the index of the samples so far; with `starts`, offsets are relative to the start of each sample."""
@@ -177,10 +192,12 @@ class IndexBuilder:
             columns[:, rows[:, 0]] = rows[:, 1:].T
             if starts is not None:
                 columns[0, rows[:, 0]] += starts[rows[:, 0]]
-            values = np.frombuffer(self._values[name], dtype=np.int64) if name in self._values else ()
             checksums = columns[2].astype(np.uint32) if self._has_checksums else None
-            has_all = len(values) == len(self._keys)
-            fields[name] = Places(columns[0], columns[1], checksums, np.asarray(values) if has_all else None)
+            values = None
+            if len(self._values.get(name, ())) == len(self._keys):
+                values = np.empty(len(self._keys), dtype=np.int64)
+                values[rows[:, 0]] = np.frombuffer(self._values[name], dtype=np.int64)
+            fields[name] = Places(columns[0], columns[1], checksums, values)
         return ShardIndex(version, PackedStrings(self._keys), fields)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import math
 import os
+import re
 import stat
 import warnings
 import zlib
@@ -12,10 +13,9 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fsspec.compression import compr
-from webdataset.tariterators import base_plus_ext
 
 from kdpipes.core.errors import DataError
 from kdpipes.storage.checksum import crc32
@@ -35,14 +35,25 @@ from kdpipes.storage.tar_headers import (
     read_entries,
     truncated,
 )
-from kdpipes.storage.urls import is_local, path_of
+from kdpipes.storage.urls import is_local
 
 _LONGEST_NUMBER = 18  # digits, which 64 bits hold
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _HEADER, _SIZE_IN_HEADER = 512, slice(124, 136)
 _NUM_PROBES = 3
 MAX_MEMBER_BYTES = 1 << 31
-_COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+_HEAD = 10  # bytes that tell a compressed file; a member of a plain tar may be named "BZh"
+_COMPRESSIONS = {
+    "gzip": re.compile(rb"\x1f\x8b"),
+    "bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+    "xz": re.compile(rb"\xfd7zXZ\0"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+}
+_PACKAGES = {"zstd": "zstandard"}
+TAR_SUFFIX = r"\.(?:tar(?:\.(?:gz|bz2|xz|zst))?|tgz|taz|tbz2?|txz|tzst)"
+_SKIPPED = ("__meta__/", "__MACOSX/")  # webdataset's notes, and those of macOS
+_KINDS = {"link": "link", "sparse": "sparse file"}
+_SORTED = "`tar --sort=name --hard-dereference --dereference -cf NEW.tar -C FOLDER .`"
 
 
 class Member(NamedTuple):
@@ -60,42 +71,66 @@ def read_members(
 ) -> Generator[list[tuple[Member, bytes]], None, None]:
     """Yield the members of each of a tar's samples with their contents, front to back.
 
-    Tars are unpacked according to their suffix, remote ones also locally, so that reading can continue where a request
-    broke off. A small compressed file can hold very large members, which `max_member_bytes` limits.
+    Compressed tars are recognized by their first bytes, and remote ones are unpacked locally, so that reading can
+    continue where a request broke off. A small compressed file can hold very large members, which `max_member_bytes`
+    limits.
 
     Raises:
         FileNotFoundError: The tar does not exist.
         DataError: The tar is truncated, damaged, or not a tar; two members of a sample have the same extension.
     """
-    compression = compression_of(url)
-    unpack = None if compression is None else compr.get(compression)
-    if compression is not None and unpack is None:
-        raise DataError(f"{url!r} cannot be read: compression {compression!r} is not supported.")
     raw: Any
     file: Any
     with (
         open_local(url) if is_local(url) else open_stream(url) as raw,
-        nullcontext(raw) if unpack is None else unpack(raw, mode="r") as file,
+        _unpacked(url, raw) as file,
     ):
-        has_positions = is_local(url) and compression is None and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        has_positions = is_local(url) and file is raw and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
             yield from _grouped(url, _members(url, source, lambda _: True, max_member_bytes))
 
 
-def compression_of(url: str) -> str | None:
-    """Return how a tar is compressed, by its suffix; None if it is not."""
-    return next((name for suffix, name in _COMPRESSIONS.items() if path_of(url).endswith(suffix)), None)
+def _unpacked(url: str, raw: Any) -> Any:
+    """Return a context with the bytes of a tar that has just been opened: the file itself unless it is compressed."""
+    compression = compression_of(url, raw)
+    if compression is None:
+        return nullcontext(raw)
+    if compression not in compr:
+        package = _PACKAGES.get(compression, "fsspec")
+        raise DataError(
+            f"{url!r} is compressed by {compression}, which this Python cannot read: `pip install {package}`."
+        )
+    return compr[compression](raw, mode="r")
 
 
-def _split(name: str) -> tuple[str | None, str | None]:
-    """Return key and field like webdataset's `base_plus_ext`, which is slower."""
+def compression_of(url: str, file: Any) -> str | None:
+    """Return how a tar that has just been opened is compressed, by its first bytes; None if it is not."""
+    with _naming(url, StreamBytes(file), "a tar"):
+        head = bytes(file.peek(_HEAD)[:_HEAD])
+    return _compression_in(head)
+
+
+def _compression_in(head: bytes) -> str | None:
+    return next((name for name, pattern in _COMPRESSIONS.items() if pattern.match(head)), None)
+
+
+def is_compressed(url: str, version: Version) -> bool:
+    """Return whether a tar is compressed, by its first bytes: one small request if it is remote."""
+    size = version.size if 0 <= version.size < _HEAD else _HEAD
+    return size > 0 and _compression_in(_Parts(url).read(0, size)) is not None
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return key and field like webdataset's `base_plus_ext`; no field if the member does not belong to a sample.
+
+    Hidden files do not: macOS packs `._NAME`, its notes about a file, before each `NAME`.
+    """
     folder, slash, file = name.rpartition("/")
-    stem, dot, field = file.partition(".")
-    if stem and dot and "\n" not in name:
-        return folder + slash + stem, field
-    found: tuple[str | None, str | None] = base_plus_ext(name)
-    return found
+    stem, _, field = file.partition(".")
+    if not stem or name.startswith(_SKIPPED):
+        return name, ""
+    return folder + slash + stem, field
 
 
 def _members(
@@ -105,11 +140,12 @@ def _members(
     longest: dict[str, float] = {}  # by field, up to which size contents are needed
     for name, offset, size, kind in read_entries(source):
         key, field = _split(name)
-        if key is None or not field or kind == "other":
+        if not field or kind == "other":
             continue
         if kind != "file":
             raise DataError(
-                f"Member {name!r} of shard {url!r} is a link or a sparse file; only regular files can be read."
+                f"Member {name!r} of shard {url!r} is a {_KINDS[kind]}, whose content is not stored in one piece "
+                f"there. Extract the shard (`tar -xf`) and pack the files: {_SORTED}."
             )
         field = field.lower()
         if field not in longest:
@@ -136,7 +172,7 @@ def _members(
 
 
 @contextmanager
-def _naming(url: str, source: ForwardBytes, what: str, hint: Callable[[], str] = str) -> Iterator[None]:
+def _naming(url: str, source: ForwardBytes, what: str) -> Iterator[None]:
     """Replace errors by ones that name the shard and the place."""
     try:
         yield
@@ -144,37 +180,53 @@ def _naming(url: str, source: ForwardBytes, what: str, hint: Callable[[], str] =
         raise DataError(f"Shard {url!r} {error}.") from error
     except (NoTarError, *_UNREADABLE) as error:
         if isinstance(error, NoTarError) or source.position == 0:
-            raise DataError(f"{url!r} cannot be read as {what}: {error}.{hint()}") from error
+            raise DataError(f"{url!r} cannot be read as {what}: {error}.") from error
         raise DataError(f"Shard {url!r} cannot be read from offset {source.position} on: {error}.") from error
 
 
 def _grouped(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[tuple[Member, Any]]]:
-    """Yield the members of one sample at a time: consecutive ones with the same key, as in webdataset."""
+    """Yield the members of one sample at a time.
+
+    Raises:
+        DataError: The members of a sample are in two places.
+    """
+    seen: set[str] = set()
+    for group in _runs(url, members):
+        key, _, name, offset, _ = group[0][0]
+        if key in seen:
+            raise DataError(
+                f"Shard {url!r} has members of sample {key!r} in two places: the second is {name!r} at offset "
+                f"{offset}. Streams need the members of a sample next to each other: sort them ({_SORTED}), or read "
+                "the shard with `kdp.open_shards`, whose index joins them."
+            )
+        seen.add(key)
+        yield group
+
+
+def _runs(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[tuple[Member, Any]]]:
+    """Yield consecutive members with the same key, as webdataset groups them."""
     group: list[tuple[Member, Any]] = []
     fields: set[str] = set()
-    seen: set[str] = set()
     current = None
     for member, content in members:
-        key, field, name, offset, _ = member
+        key, field, _, offset, _ = member
         if key != current:
             if group:
                 yield group
-            if key in seen:
-                raise DataError(
-                    f"Shard {url!r} has members of sample {key!r} in two places; they must stand together. "
-                    f"The second is {name!r} at offset {offset}."
-                )
-            seen.add(key)
             group, fields, current = [], set(), key
         if field in fields:
-            raise DataError(
-                f"Shard {url!r} has two members for field {field!r} of sample {key!r}: "
-                f"the second is {name!r} at offset {offset}."
-            )
+            raise _repeated(url, field, key, offset)
         fields.add(field)
         group.append((member, content))
     if group:
         yield group
+
+
+def _repeated(url: str, field: str, key: str, offset: int) -> DataError:
+    return DataError(
+        f"Shard {url!r} has two members for field {field!r} of sample {key!r}: the second is at offset {offset}. "
+        "Write the shard again with one file of each extension per key."
+    )
 
 
 def index_shard(
@@ -187,8 +239,9 @@ def index_shard(
 ) -> ShardIndex:
     """Read the headers of a plain tar, and return where its members lie.
 
-    Of local files, only headers, integers such as classes, and the members that columns need are read; remote files are
-    read completely.
+    The members of a sample may be in several places; samples are in the order of their first members. Of local files,
+    only headers, integers such as classes, and the members that columns need are read; remote files are read
+    completely.
 
     Args:
         url: A path or URL.
@@ -202,15 +255,26 @@ def index_shard(
         FieldError: No sample has a value of a column.
     """
     builder, kept, is_here = IndexBuilder(), ColumnBuilder(url, columns), is_local(url)
+    numbers: dict[str, int] = {}  # of samples, by key
     file: Any
     with open_local(url) if is_here else RemoteStream(url) as file:
+        if compression_of(url, file) is not None:
+            raise DataError(
+                f"{url!r} cannot be read as a plain tar: it is compressed. Compressed tars have no positions: read "
+                "them with `kdp.stream_shards`."
+            )
         source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file, checksum)
-        with _naming(url, source, "a plain tar", lambda: _hint(file)):
+        with _naming(url, source, "a plain tar"):
             is_whole = with_checksums or not is_here
-            for group in _grouped(url, _members(url, source, lambda field: is_whole or kept.needs(field))):
-                add_sample(builder, group)
+            for group in _runs(url, _members(url, source, lambda field: is_whole or kept.needs(field))):
+                key = group[0][0].key
+                number = numbers.setdefault(key, len(numbers))
+                add_sample(builder, group, number)
                 if columns:
-                    kept.add(group[0][0].key, {member.field: each for member, each in group if each is not None})
+                    kept.add(key, {member.field: each for member, each in group if each is not None}, number)
+    repeated = builder.repeated()
+    if repeated is not None:
+        raise _repeated(url, *repeated)
     return replace(builder.index(version), columns=kept.columns())
 
 
@@ -262,8 +326,14 @@ def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
     return places.values is None or bool(INTEGER.fullmatch(text) and int(text) == places.values[sample])
 
 
-def add_sample(builder: IndexBuilder, group: Sequence[tuple[Member, bytes | None]]) -> None:
-    """Add the members of one sample to an index, each with its content, if that has been read."""
+def add_sample(builder: IndexBuilder, group: Sequence[tuple[Member, bytes | None]], number: int | None = None) -> None:
+    """Add members to an index, each with its content, if that has been read.
+
+    Args:
+        builder: The index.
+        group: Members of one sample.
+        number: The number of the sample; None is a new one.
+    """
     rows: list[tuple[str, int, int, int | None, int | None]] = []
     for (_, field, _, offset, size), content in group:
         checksum = value = None
@@ -273,16 +343,11 @@ def add_sample(builder: IndexBuilder, group: Sequence[tuple[Member, bytes | None
             if is_number and INTEGER.fullmatch(text := _text(content)):
                 value = int(text)
         rows.append((field, offset, size, checksum, value))
-    builder.add(group[0][0].key, rows)
+    builder.add(group[0][0].key, rows, number)
 
 
 def _text(content: bytes) -> str:
     return content.decode("utf-8", "replace").strip()
-
-
-def _hint(file: IO[bytes]) -> str:
-    is_compressed = file.read(4).startswith((b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd"))
-    return " Compressed tars have no positions: read them with `kdp.stream_shards`." if is_compressed else ""
 
 
 class DottedKeys:

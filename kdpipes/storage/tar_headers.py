@@ -32,6 +32,11 @@ _EXTENSIONS = frozenset({_PAX, _GLOBAL, _SOLARIS, _LONG_NAME, _LONG_LINK})
 _FILES, _LINKS = frozenset(b"0\x007"), frozenset(b"12")
 _EMPTY = frozenset(b"123456")  # links, devices, folders and pipes have no content, whatever their size
 
+_JOINED = (
+    "if tars were joined with `cat`, extract them with `tar --ignore-zeros -xf` and pack the files again (or join tars "
+    "with `tar --concatenate`); otherwise copy the shard again"
+)
+
 Kind = Literal["file", "link", "sparse", "other"]
 _KINDS: dict[int, Kind] = {**dict.fromkeys(_FILES, "file"), **dict.fromkeys(_LINKS, "link"), _SPARSE: "sparse"}
 
@@ -182,8 +187,10 @@ class _Headers:
             chunk = self._take(self._offset, missing)
             if data := chunk.lstrip(b"\0"):
                 found = self._offset + len(chunk) - len(data)
+                hint = _JOINED if _is_header(data[:_BLOCK]) else "copy or write the shard again"
                 raise UnreadableTarError(
-                    f"is damaged: zeros at offset {begin} look like the end of a tar, but data follow at offset {found}"
+                    f"is damaged: zeros at offset {begin} look like the end of a tar, but data follow at offset "
+                    f"{found}; {hint}"
                 )
             if not chunk:
                 return
@@ -326,6 +333,13 @@ def _name(block: bytes) -> str:
     if block[345] and block[257:263] == b"ustar\0":
         name = block[345:500].split(b"\0", 1)[0] + b"/" + name
     return name.decode("utf-8", "surrogateescape")
+
+
+def _is_header(block: bytes) -> bool:
+    try:
+        return _checked_size(block) != _END
+    except HeaderError:
+        return False
 
 
 def _checked_size(block: bytes) -> int:

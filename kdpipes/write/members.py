@@ -310,6 +310,7 @@ def check_tar_key(key: str, shown: str | None = None) -> str:
     folder, _, name = key.rpartition("/")
     bad = "has no name" if not name else "leads out of its folder" if ".." in folder.split("/") else ""
     bad = bad or ("has a dot in its file name, where webdataset would split it" if "." in name else "")
+    bad = bad or ("lies in `__meta__/`, which readers of shards skip" if key.startswith("__meta__/") else "")
     bad = bad or ("holds control characters" if _CONTROL.search(key) else "is absolute" if key.startswith("/") else "")
     if bad:
         raise DataError(

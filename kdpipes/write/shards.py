@@ -251,7 +251,7 @@ class ShardPlaces:
         if len(found) != 1 or not name.endswith(".tar") or "::" in text or text.startswith("pipe:"):
             rule = 'a path or URL of tars with one number in the file name, like "train-%06d.tar"'
             hint = ""
-            if name.endswith((".gz", ".bz2", ".xz", ".zst", ".tgz")):
+            if name.lower().endswith((".gz", ".bz2", ".xz", ".zst", ".tgz", ".taz", ".tbz", ".tbz2", ".txz", ".tzst")):
                 hint = "Shards are plain tars, because samples in compressed ones cannot be read by position."
             elif "{" in name:
                 hint = "Braces name shards to read. To write, put `%06d` in place of the number."

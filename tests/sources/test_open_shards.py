@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import random
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from webdataset import TarWriter
 
@@ -192,3 +195,45 @@ def test_a_tolerant_stream_continues_with_the_next_shard(tmp_path: Path) -> None
         keys = [key for batch in loader for (key,) in batch]
         assert keys == [*(f"0.tar/{n:02}" for n in range(19)), "1.tar/0"]
         assert loader.stats()["skipped_shards"] == 1
+
+
+def _tar(members: list[tuple[str, bytes]]) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return content.getvalue()
+
+
+def _unsorted(number: int) -> bytes:
+    """Return a shard whose labels, texts and JSON members are in different orders."""
+    members = [(f"{n}.cls", b"%d" % (n + number)) for n in (2, 0, 1)]
+    members += [(f"{n}.json", b'{"n": %d}' % n) for n in (1, 2, 0)]
+    return _tar([*members, *((f"{n}.txt", b"text %d" % n) for n in (0, 1))])
+
+
+@pytest.mark.parametrize("root", ["local", "memory://test_unsorted"])
+def test_shards_in_any_order_are_read_by_position(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    root = str(tmp_path) if root == "local" else root
+    for number in range(2):
+        with fsspec.open(f"{root}/a-{number}.tar", "wb") as file:
+            file.write(_unsorted(number))
+    urls = f"{root}/a-{{0..1}}.tar"
+    expected = [(f"a-{shard}.tar/{n}", n + shard, {"n": n}) for shard in range(2) for n in (2, 0, 1)]
+    for is_indexed in (False, True):
+        if is_indexed:
+            kdp.index_shards(urls, columns="json.n")
+        pipe = kdp.open_shards(urls)
+        assert [(sample.key, sample["cls"], sample["json"]) for sample in pipe] == expected
+        assert pipe.column("cls").tolist() == [y for _, y, _ in expected]
+        assert pipe.column("json.n").tolist() == [2, 0, 1] * 2
+        assert pipe[1]["txt"] == "text 0"
+        with pytest.raises(DataError, match=r"'a-0\.tar/2' .*'txt'"):
+            pipe[0]["txt"]
+        for batch_size in (1, 64):
+            batches = pipe.select("key cls").deal(batch_size=batch_size, shuffle=True, seed=0).collate_samples()
+            pairs = [pair for keys, labels in batches for pair in zip(keys, labels.tolist(), strict=True)]
+            assert sorted(pairs) == sorted((key, y) for key, y, _ in expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import itertools
 import os
@@ -17,7 +18,7 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.storage import remote
-from kdpipes.storage.catalog import make_index
+from kdpipes.storage.catalog import make_index, survey_shards
 from kdpipes.testing import Fault, faulty_storage
 
 JPGS = [random.Random(n).randbytes(20_000) for n in range(4)]
@@ -121,7 +122,7 @@ def test_a_sample_in_two_places_is_an_error(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size = 1
             tar.addfile(info, io.BytesIO(b"1"))
-    with pytest.raises(kdp.DataError, match=r"sample '0' in two places; .* The second is '0\.cls' at offset"):
+    with pytest.raises(kdp.DataError, match=r"sample '0' in two places: the second is '0\.cls' at offset"):
         list(kdp.stream_shards(tmp_path / "a.tar"))
 
 
@@ -272,3 +273,24 @@ def test_a_member_that_is_too_large_is_an_error_that_names_it(write: Callable[..
         list(stream)
     assert len(list(kdp.stream_shards(path))) == 6
     assert len(next(iter(stream.on_error("skip").select("key").deal(batch_size=9)))) == 3
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.TAR.GZ", "a.taz", "shard"])
+def test_compressed_shards_are_streamed_whatever_their_name(
+    name: str, write: Callable[..., Path], memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    content = gzip.compress(write(ROWS, "plain.tar").read_bytes())
+    (tmp_path / name).write_bytes(content)
+    memory.pipe(f"/shards/{name}", content)
+    for url in (str(tmp_path / name), f"memory://shards/{name}"):
+        for verify in ("auto", True):
+            stream = kdp.stream_shards(url, verify=verify)
+            for _ in range(2):
+                assert [(sample.key, sample["cls"]) for sample in stream] == [
+                    (f"{name}/birds/{n}", n % 2) for n in range(4)
+                ]
+        assert [shard.state for shard in survey_shards([url])] == ["impossible"]
+        with pytest.raises(kdp.DataError, match=r"is compressed\. .*`kdp\.stream_shards`"):
+            len(kdp.open_shards(url))
+    assert not list((tmp_path / "cache").rglob("*.index"))
