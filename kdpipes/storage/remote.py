@@ -164,7 +164,7 @@ class RangeReader:
                     due.add(known)
             if missing and self._threads is None:
                 self._threads = Threads(self._num_threads, "kdpipes-ranges")
-            for span in missing if self._read_file else _merged(missing, self._max_gap, self._max_span):
+            for span in dict.fromkeys(missing) if self._read_file else _merged(missing, self._max_gap, self._max_span):
                 if not self._make_room(span.stop - span.start, due):
                     break
                 due.add(span)

@@ -275,6 +275,25 @@ def test_what_failed_once_is_tried_when_it_is_asked_for_later(folder: str) -> No
         read(reader, (0, 100))
 
 
+def test_a_file_of_several_samples_is_read_once() -> None:
+    urls: list[str] = []
+
+    def read_file(span: Span) -> bytes:
+        urls.append(span.url)
+        if span.url == "missing":
+            raise FileNotFoundError(span.url)
+        return b"content"
+
+    reader = RangeReader(read=read_file)
+    there, missing = Span("there", 0, 7), Span("missing", 0, 7)
+    reader.prefetch([there, missing] * 3)
+    assert [reader.read(there) for _ in range(3)] == [b"content"] * 3
+    assert urls.count("there") == 1
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            reader.read(missing)
+
+
 def test_each_reader_gets_an_error_of_its_own(folder: str) -> None:
     with faulty_storage(folder, faults=[Fault("unavailable")]):
         reader = RangeReader()
