@@ -39,6 +39,7 @@ class Access:
         timeout_s: How many seconds the storage may take to answer; None is without limit.
         storage_options: The arguments of fsspec's file system.
         hedge_s: After how many seconds a read that has no answer is requested a second time; None is never.
+        origin: The URL of the list that names the files. It may only name hosts that are no more private than its own.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class Access:
         timeout_s: float | None = DEFAULT_S,
         storage_options: Mapping[str, Any] | None = None,
         hedge_s: float | None = None,
+        *,
+        origin: str = "",
     ) -> None:
         given: Any = storage_options
         if given is not None and not isinstance(given, Mapping):
@@ -56,7 +59,8 @@ class Access:
         self.timeout_s = check_timeout(timeout_s)
         self.storage_options = dict(storage_options or {})
         self.hedge_s = check_timeout(hedge_s, "hedge_s")
-        self.token = tokenize(self.storage_options) if self.storage_options else ""
+        self.origin = origin
+        self.token = tokenize(self.storage_options, origin) if self.storage_options or origin else ""
 
     def __repr__(self) -> str:
         return f"Access(timeout_s={self.timeout_s})"

@@ -9,7 +9,9 @@ import socket
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.spec import AbstractFileSystem
@@ -17,7 +19,7 @@ from fsspec.spec import AbstractFileSystem
 from kdpipes.core.errors import masked, must_be
 from kdpipes.storage.access import current_access
 from kdpipes.storage.object_store import with_obstore
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.urls import identity_of, is_local
 
 _MANY = 4_096  # URLs
 _EXTRAS = {
@@ -135,35 +137,46 @@ def not_installed(url: str, error: ImportError) -> ImportError:
 
 def _guard(protocol: str) -> dict[str, Any]:
     """Return the options that keep HTTP out of private networks, unless the user has configured `get_client`."""
-    is_users = "get_client" in fsspec.config.conf.get(protocol, {})
-    return {"get_client": _guarded_client} if protocol in _HTTP and not is_users else {}
+    if protocol not in _HTTP or "get_client" in fsspec.config.conf.get(protocol, {}):
+        return {}
+    origin = current_access().origin
+    return {"get_client": partial(_guarded_client, origin=origin) if origin else _guarded_client}
 
 
-async def _guarded_client(**kwargs: Any) -> Any:
-    """Return fsspec's HTTP client with these checks; a connector in `client_kwargs` is used unchanged."""
+async def _guarded_client(*, origin: str = "", **kwargs: Any) -> Any:
+    """Return fsspec's HTTP client with these checks; a connector in `client_kwargs` is used unchanged.
+
+    `origin` is the URL of the list that names the hosts of the requests; empty if the user names them.
+    """
     import aiohttp
     from fsspec.implementations.http import get_client
+
+    async def check(host: str, addresses: list[str]) -> None:
+        if origin:
+            name = urlsplit(origin).hostname if origin.startswith(("http://", "https://")) else None
+            check_hosts(host, addresses, identity_of(origin), await _addresses_of(name) if name else [], verb="names")
+        else:
+            check_hosts(host, addresses)
 
     class Resolver(aiohttp.DefaultResolver):  # type: ignore[misc, valid-type]
         async def resolve(self, host: str, *args: Any, **options: Any) -> list[Any]:
             found: list[Any] = await super().resolve(host, *args, **options)
-            check_hosts(host, [entry["host"] for entry in found])
+            await check(host, [entry["host"] for entry in found])
             return found
 
+    async def on_start(session: Any, context: Any, params: Any) -> None:
+        host = params.url.host or ""
+        address = _address_in(host)
+        if address is not None:  # the resolver checks names; it never sees addresses
+            await check(host, [address])
+
     trace = aiohttp.TraceConfig()
-    trace.on_request_start.append(_on_start)
+    trace.on_request_start.append(on_start)
     trace.on_request_redirect.append(_on_redirect)
     kwargs["trace_configs"] = [*(kwargs.get("trace_configs") or ()), trace]
     if "connector" not in kwargs:
         kwargs["connector"] = aiohttp.TCPConnector(resolver=Resolver())
     return await get_client(**kwargs)
-
-
-async def _on_start(session: Any, context: Any, params: Any) -> None:
-    host = params.url.host or ""
-    address = _address_in(host)
-    if address is not None:  # the resolver checks names; it never sees addresses
-        check_hosts(host, [address])
 
 
 def _address_in(host: str) -> str | None:
@@ -190,7 +203,14 @@ async def _on_redirect(session: Any, context: Any, params: Any) -> None:
         raise
 
 
-def check_hosts(host: str, addresses: list[str], origin: str = "", origin_addresses: list[str] | None = None) -> None:
+def check_hosts(
+    host: str,
+    addresses: list[str],
+    origin: str = "",
+    origin_addresses: list[str] | None = None,
+    *,
+    verb: str = "redirects to",
+) -> None:
     """Raise an error if a request must not be sent.
 
     Requests never go to link-local addresses, where clouds hand out credentials. A redirect may lead to a private or
@@ -199,13 +219,14 @@ def check_hosts(host: str, addresses: list[str], origin: str = "", origin_addres
     Args:
         host: The host of the request.
         addresses: The addresses of `host`; empty if only a proxy can resolve it.
-        origin: The host that redirects; empty without a redirect.
+        origin: The host that redirects, or the list that names the host; empty if the user names it.
         origin_addresses: The addresses of `origin`.
+        verb: What `origin` does.
     """
     allowed = _LOOPBACK if origin_addresses is None else min(map(_privacy_of, origin_addresses), default=_PUBLIC)
     if max(map(_privacy_of, addresses), default=_PUBLIC) <= min(allowed, _LOOPBACK) or os.environ.get(_ALLOWED) == "1":
         return
-    what = f"{origin!r} redirects to {host!r}," if origin else f"{host!r} is"
+    what = f"{origin!r} {verb} {host!r}," if origin else f"{host!r} is"
     raise PrivateHostError(f"{what} an address in a private network; `{_ALLOWED}=1` allows that")
 
 
