@@ -79,9 +79,10 @@ class IdReaderMapDataPipe(MapPipe):
         if labels is not None:
             column, self._class_names = as_classes(_aligned(ids, labels), self._class_names)
             self._labels = Shared(column)
-        access = Access(storage_options=storage_options, hedge_s=hedge_s)
-        self._files = _FileLoader(load, access) if isinstance(load, str) else None
-        self._load = Callback("load", self._files or load)
+        if isinstance(load, str):
+            load = FileLoader(load, Access(storage_options=storage_options, hedge_s=hedge_s))
+        self._files = load if isinstance(load, FileLoader) else None
+        self._load = Callback("load", load)
 
     def fingerprint(self) -> Any:
         ids = self._ids.value
@@ -150,7 +151,15 @@ def _aligned(ids: Sequence[Any], labels: Mapping[Any, Any] | Sequence[Any]) -> N
     return as_column(labels)
 
 
-class _FileLoader(Fingerprinted):
+def _readable(names: Sequence[Any], index: int) -> list[Any]:
+    """Return the ID at a position in a list; an empty list if it has none, which is an error when it is read."""
+    try:
+        return [names[index]]
+    except DataError:
+        return []
+
+
+class FileLoader(Fingerprinted):
     """Reads the file of an ID by the suffix of its path. Nothing in the file is executed."""
 
     def __init__(self, template: str, access: Access) -> None:
@@ -163,7 +172,11 @@ class _FileLoader(Fingerprinted):
 
     def prefetch(self, order: Order, names: Sequence[Any]) -> None:
         """Start to read the files at the next positions."""
-        self._reader.prefetch(order, lambda indices: [(self.path_of(names[index]), -1) for index in indices])
+
+        def files_at(indices: list[int]) -> list[tuple[str, int]]:
+            return [(self.path_of(name), -1) for index in indices for name in _readable(names, index)]
+
+        self._reader.prefetch(order, files_at)
 
     def fingerprint(self) -> Any:
         """Return the name of the files, without their folder."""

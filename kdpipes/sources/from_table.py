@@ -5,57 +5,75 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.errors import DataError, check_names, closest, must_be
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.selection import UNLABELLED
-from kdpipes.sources.from_ids import IdReaderMapDataPipe
+from kdpipes.sources._tables import as_arrow, class_names_of, files_of, read_files
+from kdpipes.sources.from_ids import FileLoader, IdReaderMapDataPipe
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.files import naming, read_url
-from kdpipes.storage.urls import identity_of, is_local, join_url, path_of
+from kdpipes.storage.filesystems import check_filesystems
+from kdpipes.storage.urls import folder_of, identity_of, is_local, join_url
 
 try:
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.compute as pc  # type: ignore[import-untyped]
-    import pyarrow.csv  # type: ignore[import-untyped]
-    import pyarrow.parquet  # type: ignore[import-untyped]
 except ImportError:  # without the extra `table`
     pa = None
 
 _PART = 1 << 16  # texts that are in memory as Python objects at a time
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_SHORT_NUMBERS = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64", "halffloat", "float"})
+_LOCAL = ("", "file", "local")
+# Protocols that rows of any remote table may name, besides its own. Others may reach local files.
+_REMOTE = frozenset({*("http", "https", "s3", "s3a", "gs", "gcs", "hf", "abfs", "abfss", "az", "adl"), "zip", "tar"})
 
 
 @called_as("from_table")
 class TableReaderMapDataPipe(IdReaderMapDataPipe):
     """Reads the rows of a table as samples (`kdp.from_table("labels.csv", path="file", label="class")`).
 
-    Columns become fields. They stay in Arrow's memory, so no Python loop runs over the rows. Needs the extra `table`.
+    Columns become fields. They stay in Arrow's memory, so no Python loop runs over the rows. Numbers keep their types,
+    and so do lists of numbers and tensors. Needs the extra `table`.
 
     Args:
-        table: The path or URL of a `.csv`, `.tsv` or `.parquet` file; or a DataFrame of pandas or polars, a table of
-            pyarrow, a data set of Hugging Face, or a dictionary of columns.
-        path: The column that holds the path or URL of each sample's file, which is loaded as field `x` when it is
-            read: `.pt` as tensors (`weights_only`), `.npy` as an array, other files as bytes.
-        root: The folder or URL that paths are relative to; by default, the folder of the table's file, or else the
+        table: The path or URL of a file, of a folder or of files ("part-*.parquet"), or a list of them. These may be
+            Parquet files (`.parquet`), text with delimiters (`.csv`, `.tsv`, `.txt`), or JSON objects (`.jsonl`,
+            `.ndjson`); text may be compressed (`.gz`, `.bz2`, `.zst`). Or a table in memory: a DataFrame of pandas or
+            polars, a table of pyarrow, a data set of Hugging Face, or a dictionary of columns.
+        path: The column that holds the path or URL of each sample's file, or a template with names of columns, like
+            "images/{id}.jpg". The file is loaded as field `x` when it is read: `.pt` as tensors (`weights_only`),
+            `.npy` as an array, other files as bytes.
+        root: The folder or URL that paths are relative to; by default, the folder of the table's files, or else the
             working directory.
         label: The column of labels, which becomes field `y`. Text becomes class numbers; a missing label becomes -1.
         key: The column whose text is the key of a sample. Each text must occur once. By default, it is the column
             `path`, or else the number of the row.
         columns: The columns to keep as fields; by default all of them.
-        class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
+        class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text, or the names
+            that Hugging Face's `ClassLabel` gives them.
         header: Whether the first line of a text file names the columns; otherwise they are "f0", "f1", ...
+        sep: The delimiter of text files, one character. By default, it is the one that divides the first lines evenly:
+            usually "," in `.csv`, a tab in `.tsv`, and blanks in `.txt`. Of blanks, any number counts as one delimiter.
         storage_options: The arguments of fsspec's file system, for the table and the files. They may be secrets, and
             are neither shown nor written.
         hedge_s: After how many seconds a read of a file without an answer is requested a second time; None is never.
+
+    In files of text, entries of the columns for labels, keys and paths are read as text: "00012", "1e5", "NA" and
+    "true" stay the same, and only an empty entry is missing. Other columns become numbers if all of their entries are.
+
+    Rows of a remote table may name remote files, but neither local files (except below a local `root`) nor hosts of a
+    network more private than the table's.
 
     Raises:
         ValueError: A column does not exist; or a label is not among `class_names`.
@@ -80,46 +98,58 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         columns: Sequence[str] | None = None,
         class_names: Sequence[str] | None = None,
         header: bool = True,
+        sep: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         hedge_s: float | None = None,
     ) -> None:
         if pa is None:
             raise ImportError("`kdp.from_table` needs pyarrow. Install it: `pip install 'kdpipes[table]'`.")
+        if sep is not None and (not isinstance(sep, str) or len(sep) != 1):
+            raise ValueError(must_be("sep", "one character", sep))
+        template = _template_of(path)
+        texts = {name for name in (label, key, path, *(name for _, name in template)) if name is not None}
         with using(Access(storage_options=storage_options)):
-            rows = _as_arrow(table, header=header)
+            files = files_of(table, sep=sep)
+            rows = read_files(files, texts=texts, header=header, sep=sep) if files else as_arrow(table)
         known = rows.column_names
+        template = [] if path in known else template
         kept = list(known if columns is None else columns)
-        for param, name in (("path", path), ("label", label), ("key", key), *(("columns", name) for name in kept)):
+        used = [*(("path", name) for _, name in template or [("", path)]), ("label", label), ("key", key)]
+        for param, name in (*used, *(("columns", name) for name in kept)):
             if name is not None and name not in known:
                 raise ValueError(must_be(param, f"a column of {', '.join(known)}", name) + closest(str(name), known))
-        self._columns = {name: _one(rows.column(name)) for name in kept}
-        keys = key or path
-        self._keys = None if keys is None else _Texts(_one(rows.column(keys)))
+        self._columns = {name: _Column(_one(rows.column(name))) for name in kept}
+        paths = _filled(template, rows) if template else None if path is None else _texts_of("path", path, rows)
+        keys = paths if key is None else _texts_of("key", key, rows)
+        self._keys = None if keys is None else _Texts(keys)
         if key is not None and self._keys is not None:
             self._keys.reject_doubles(key)
         self._num_rows = int(rows.num_rows)
-        if path is None:
+        if paths is None:
             super().__init__(range(self._num_rows), None, _no_file)
         else:
-            own_folder = os.fspath(table).rpartition("/")[0] if isinstance(table, str | os.PathLike) else ""
-            folder = own_folder if root is None else os.fspath(root)
-            texts = _Texts(_one(rows.column(path)), folder)
-            super().__init__(texts, None, "{id}", storage_options=storage_options, hedge_s=hedge_s)
+            folder = _own_folder(files) if root is None else os.fspath(root).removeprefix("file://")
+            origin = next((file for file in files if _is_remote(file)), "")
+            located = _Paths(paths, folder, origin)
+            check_filesystems("path", list(located[:1]))
+            access = Access(storage_options=storage_options, hedge_s=hedge_s, origin=origin)
+            super().__init__(located, None, FileLoader("{id}", access))
         self._has_file = path is not None
-        taken = {"x"} & set(self._columns) if self._has_file else set()
-        if taken:
-            raise ValueError(
-                "The table has a column 'x', but field 'x' is the file of `path`. Leave it out of `columns`."
-            )
+        taken = {"x": "the file of `path`"} if self._has_file else {}
+        taken |= {"y": "the label"} if label not in (None, "y") else {}
+        for name in taken.keys() & self._columns.keys():
+            hint = "Leave it out of `columns`, or rename it."
+            raise ValueError(f"The table has a column {name!r}, but field {name!r} is {taken[name]}. {hint}")
         self._class_names = check_names("class_names", class_names)
         self._numbers: NDArray[Any] | None = None
         if label is not None:
-            self._numbers, self._class_names = _numbered(_one(rows.column(label)), self._class_names)
+            names = self._class_names or class_names_of(rows, label)
+            self._numbers, self._class_names = _numbered(_one(rows.column(label)), names)
 
     def fingerprint(self) -> Any:
-        texts = [("keys", self._keys.values)] if self._keys is not None else []
-        columns = [(name, _digest(values)) for name, values in [*texts, *self._columns.items()]]
-        return columns, self._numbers, self._class_names
+        keys = None if self._keys is None else _digest(self._keys.values)
+        columns = [(name, _digest(column.values)) for name, column in self._columns.items()]
+        return keys, columns, self._numbers, self._class_names
 
     def __len__(self) -> int:
         return self._num_rows
@@ -128,11 +158,23 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         sample = super().fetch(index)
         if not self._has_file:
             del sample["x"]
-        for name, values in self._columns.items():
-            sample[name] = Lazy(lambda _, values=values: values[index].as_py(), what=f"reading {name!r}", is_cheap=True)
+        for name, column in self._columns.items():
+            sample[name] = Lazy(lambda _, column=column: column[index], what=f"reading {name!r}", is_cheap=True)
         if self._numbers is not None:
             sample["y"] = self._numbers[index].item()
         return sample if self._keys is None else sample.fork(key=identity_of(self._keys[index]))
+
+    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
+        indices: list[int] = positions.tolist()
+        keys = [str(index) if self._keys is None else identity_of(self._keys[index]) for index in indices]
+        found: dict[str, Sequence[Any]] = {"key": keys, "index": indices}
+        found |= {name: self._columns[name].take(indices) for name in names if name in self._columns}
+        if "y" in names and self._numbers is not None:
+            found["y"] = self._numbers[positions].tolist()
+        if "x" in names and self._has_file:
+            paths = [self._ids.value[index] for index in indices]
+            found["x"] = made_of_each(bulk, self._load, paths, keys=lambda: keys, what="loading field 'x'")
+        return [found[name] for name in names]
 
     def has_column(self, name: str) -> bool:
         return name in ("key", *self._columns) or (name == "y" and self._numbers is not None)
@@ -146,23 +188,95 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             # In parts, because texts in a list take several times as much memory as in an array.
             parts = [np.asarray(list(map(identity_of, part)), dtype=np.str_) for part in self._keys.parts()]
             return np.concatenate([np.zeros(0, dtype="<U1"), *parts])
-        return _as_numpy(self._columns[name]) if name in self._columns else super().read_column(name)
+        return self._columns[name].as_numpy() if name in self._columns else super().read_column(name)
 
     def field_names(self) -> frozenset[str]:
         added = {"x": self._has_file, "y": self._numbers is not None}
         return frozenset(self._columns) | {name for name, is_there in added.items() if is_there}
 
 
-class _Texts(Sequence[str]):
-    """A column of Arrow as a sequence of text, each made when it is read. Relative paths start from `folder`."""
+class _Column:
+    """A column of Arrow. Numbers for which Python has no type, and lists of them, are NumPy's."""
 
-    def __init__(self, values: Any, folder: str = "") -> None:
-        self.values, self._folder = values, folder
+    def __init__(self, values: Any) -> None:
+        self.values = values
+        self._value_of = _reader_of(values.type)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Column, (self.values,)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._value_of(self.values[index])
+
+    def take(self, indices: Sequence[int]) -> list[Any]:
+        """Return the values at some positions."""
+        return list(map(self._value_of, self.values.take(pa.array(indices, pa.int64()))))
+
+    def as_numpy(self) -> NDArray[Any]:
+        """Return all values, `[n]`."""
+        values = self.values.dictionary_decode() if pa.types.is_dictionary(self.values.type) else self.values
+        if _is_text(values.type) and not values.null_count:
+            return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.str_)
+        if pa.types.is_nested(values.type) or isinstance(values.type, pa.BaseExtensionType):
+            column = np.empty(len(values), dtype=object)
+            for index, value in enumerate(values):
+                column[index] = self._value_of(value)
+            return column
+        found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+        return found if found.dtype != object else as_column(values.to_pylist())
+
+
+def _reader_of(kind: Any) -> Callable[[Any], Any]:
+    """Return a function that returns the value of an entry of Arrow."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return _tensor_in
+    if _is_short_number(kind):
+        return partial(_number_in, kind.to_pandas_dtype())
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return _numbers_in if is_list and _is_short_number(kind.value_type) else _object_in
+
+
+def _is_short_number(kind: Any) -> bool:
+    return pa.types.is_primitive(kind) and str(kind) in _SHORT_NUMBERS
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _object_in(entry: Any) -> Any:
+    return entry.as_py()
+
+
+def _number_in(kind: Any, entry: Any) -> Any:
+    return kind(entry.as_py()) if entry.is_valid else None
+
+
+def _numbers_in(entry: Any) -> Any:
+    if not entry.is_valid or entry.values.null_count:
+        return entry.as_py()
+    return entry.values.to_numpy(zero_copy_only=False).copy()
+
+
+def _tensor_in(entry: Any) -> Any:
+    if not entry.is_valid:
+        return None
+    array: NDArray[Any] = entry.to_numpy() if hasattr(entry, "to_numpy") else np.asarray(entry.as_py())
+    return array.copy()
+
+
+class _Texts(Sequence[str]):
+    """A column of Arrow as a sequence of text, each made when it is read."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
         return self._text(index, self.values[index].as_py())
 
     def parts(self) -> Iterator[list[str]]:
@@ -172,11 +286,9 @@ class _Texts(Sequence[str]):
             yield [self._text(begin + place, value) for place, value in enumerate(values)]
 
     def _text(self, index: Any, value: Any) -> str:
-        if value is None:
+        if value is None or value == "":
             raise DataError(f"Row {index} of the table has no key or path. Drop such rows, or fill them in.")
-        text = str(value)
-        is_relative = self._folder and is_local(text) and not Path(text).is_absolute()
-        return join_url(self._folder, text) if is_relative else text
+        return str(value)
 
     def reject_doubles(self, key: str) -> None:
         """Raise DataError if a text occurs twice."""
@@ -190,51 +302,100 @@ class _Texts(Sequence[str]):
         )
 
 
+class _Paths(_Texts):
+    """A column of paths. Relative ones start from `folder`.
+
+    Args:
+        values: The paths.
+        folder: A folder or URL.
+        origin: The URL of the table if it is remote. Its rows are not trusted to name local files.
+    """
+
+    def __init__(self, values: Any, folder: str, origin: str) -> None:
+        super().__init__(values)
+        self._folder, self._origin = folder, origin
+
+    def _text(self, index: Any, value: Any) -> str:
+        text = super()._text(index, value)
+        is_relative = self._folder and is_local(text) and not Path(text).is_absolute()
+        url = join_url(self._folder, text) if is_relative else text
+        if self._origin and not self._may_name(url):
+            raise DataError(
+                f"Row {index} of the remote table {self._origin!r} names {text!r}, which is not a remote file. If you "
+                "trust the table, pass the folder of the files as `root`, or read it first: "
+                "`kdp.from_table(pandas.read_csv(...), ...)`."
+            )
+        return url
+
+    def _may_name(self, url: str) -> bool:
+        if is_local(url):
+            folder = os.path.abspath(self._folder)  # noqa: PTH100 - links stay
+            return is_local(self._folder) and Path(os.path.abspath(url)).is_relative_to(folder)  # noqa: PTH100
+        known = {*_REMOTE, *_protocols_of(self._origin), *_protocols_of(self._folder)}
+        return set(_protocols_of(url)) <= known.difference(_LOCAL)
+
+
+def _protocols_of(url: str) -> list[str]:
+    """Return the protocol of each part of a URL; that of a local path is empty."""
+    return [part.partition("://")[0] if "://" in part else "" for part in url.split("::")]
+
+
+def _is_remote(url: str) -> bool:
+    return _protocols_of(url)[-1] not in _LOCAL
+
+
+def _own_folder(files: Sequence[str]) -> str:
+    """Return the folder of the files of a table."""
+    folders = list(dict.fromkeys(map(folder_of, files)))
+    if len(folders) > 1:
+        rule = "given, because the files of the table are in several folders"
+        raise ValueError(must_be("root", rule, None, f"Paths may be relative to {folders[0]!r}."))
+    return folders[0] if folders else ""
+
+
+def _template_of(path: str | None) -> list[tuple[str, str | None]]:
+    """Return the parts of a template for paths, texts and the names of the columns after them; empty if it is none."""
+    try:
+        parts = list(string.Formatter().parse(path or ""))
+    except ValueError:
+        return []
+    is_plain = all(not spec and conversion is None for _, _, spec, conversion in parts)
+    has_names = any(name is not None for _, name, _, _ in parts)
+    return [(text, name) for text, name, _, _ in parts] if is_plain and has_names else []
+
+
+def _filled(template: Sequence[tuple[str, str | None]], rows: Any) -> Any:
+    """Return a template with the entries of each row as a column; missing where an entry is missing or empty."""
+    parts: list[Any] = []
+    for text, name in template:
+        parts.append(pa.scalar(text))
+        if name is not None:
+            entries = _texts_of("path", name, rows).cast(pa.string())
+            parts.append(pc.if_else(pc.equal(entries, ""), None, entries))
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def _texts_of(param: str, name: str, rows: Any) -> Any:
+    """Return a column of which each entry has one text.
+
+    Raises:
+        DataError: The entries are lists, tensors or the like.
+    """
+    values = _one(rows.column(name))
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        return values.dictionary_decode()
+    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or _is_text(kind):
+        return values
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowException as error:
+        rule = "name a column of text or numbers"
+        raise DataError(f"`{param}` must {rule}, but column {name!r} has entries of type {kind}.") from error
+
+
 def _no_file(name: Any) -> Any:
     raise DataError("The table has no column of paths: name it by `path=`.")
-
-
-def _as_arrow(table: Any, *, header: bool) -> Any:
-    """Return a table of any supported kind as one of pyarrow."""
-    if isinstance(table, str | os.PathLike):
-        return _read(os.fspath(table), header=header)
-    if isinstance(table, pa.Table):
-        return table
-    try:
-        if isinstance(table, Mapping):
-            is_array = {name: isinstance(values, np.ndarray) and values.ndim == 1 for name, values in table.items()}
-            return pa.table({name: values if is_array[name] else list(values) for name, values in table.items()})
-        if hasattr(table, "iloc") and hasattr(table, "columns"):  # pandas
-            return pa.Table.from_pandas(table, preserve_index=False)
-        if hasattr(table, "to_arrow"):  # polars
-            return table.to_arrow()
-        if hasattr(table, "with_format"):  # Hugging Face
-            return table.with_format("arrow")[:]
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(f"The table cannot be read: {error}") from error
-    raise TypeError(must_be("table", "a path, a DataFrame, or a dictionary of columns", table))
-
-
-def _read(url: str, *, header: bool) -> Any:
-    suffix = Path(path_of(url)).suffix.lower()
-    suffixes = (".parquet", *_DELIMITERS)
-    if suffix not in suffixes:
-        raise ValueError(must_be("table", f"a file that ends in {', '.join(suffixes)}", url))
-    with naming(url):
-        path = os.path.expanduser(url)  # noqa: PTH111 - of a text that may be a URL
-        opened = pa.OSFile(path) if is_local(url) else pa.BufferReader(read_url(url))
-    try:
-        with opened as file:
-            if suffix == ".parquet":
-                return pyarrow.parquet.read_table(file)
-            options = pyarrow.csv.ReadOptions(autogenerate_column_names=not header)
-            parsing = pyarrow.csv.ParseOptions(delimiter=_DELIMITERS[suffix], newlines_in_values=True)
-            converting = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # an empty label is a missing one
-            return pyarrow.csv.read_csv(file, options, parsing, converting)
-    except pa.ArrowInvalid as error:
-        raise DataError(
-            f"{url!r} is not a table that pyarrow can read: {error}. Check the file, or pass a table."
-        ) from error
 
 
 def _one(column: Any) -> Any:

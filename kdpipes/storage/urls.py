@@ -32,30 +32,32 @@ def is_local(url: str) -> bool:
     return "://" not in url and "::" not in url
 
 
-def _reject_shell(url: str) -> None:
+def _reject_shell(param: str, url: str) -> None:
     if url.startswith("pipe:"):
-        raise ValueError(must_be("urls", "paths or fsspec URLs", url, _NO_SHELL))
+        raise ValueError(must_be(param, "paths or fsspec URLs", url, _NO_SHELL))
 
 
-def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, param: str = "urls") -> list[str]:
     """Return the URLs with brace ranges written out, as webdataset writes them: "birds-{000..127}.tar".
+
+    Errors name them as the parameter `param`.
 
     >>> expand_urls("birds-{08..10}.tar")
     ['birds-08.tar', 'birds-09.tar', 'birds-10.tar']
     """
     given = [urls] if isinstance(urls, str | os.PathLike) else urls
     if not isinstance(given, Sequence) or not all(isinstance(url, str | os.PathLike) for url in given):
-        raise TypeError(must_be("urls", "a path or URL, or a sequence of them", urls))
+        raise TypeError(must_be(param, "a path or URL, or a sequence of them", urls))
     if not given:
-        raise ValueError(must_be("urls", "at least one path or URL", urls))
+        raise ValueError(must_be(param, "at least one path or URL", urls))
     texts = [os.path.expanduser(os.fspath(url).removeprefix("file://")) for url in given]  # noqa: PTH111
     for text in texts:
-        _reject_shell(text)
+        _reject_shell(param, text)
     texts = [part for text in texts for part in ([text] if "://" in text else text.split("::"))]  # as webdataset joins
     expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
     twice = next((url for url, number in Counter(map(identity_of, expanded)).items() if number > 1), None)
     if twice is not None:
-        raise ValueError(must_be("urls", "unique", twice, "To repeat samples, use `.repeat_until`."))
+        raise ValueError(must_be(param, "unique", twice, "To repeat samples, use `.repeat_until`."))
     return expanded
 
 
@@ -107,6 +109,20 @@ def join_url(root: str, path: str) -> str:
     folder, separator, rest = root.partition("::")
     folder = folder if folder.endswith("://") else f"{folder.rstrip('/')}/"
     return f"{folder}{path}{separator}{rest}"
+
+
+def folder_of(url: str) -> str:
+    """Return the folder of a file, to which `join_url` adds other files.
+
+    >>> folder_of("s3://birds/a/0.csv"), folder_of("0.csv"), folder_of("memory://0.csv")
+    ('s3://birds/a', '', 'memory://')
+    >>> folder_of("zip://a/0.csv::file:///b.zip"), folder_of("https://host/0.csv?from=a/b")
+    ('zip://a::file:///b.zip', 'https://host')
+    """
+    first, separator, rest = ("", "", "") if is_local(url) else url.partition("::")
+    path = _QUERY.split(first, 1)[0] if first else url
+    folder = path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
+    return f"{folder}/{separator}{rest}" if folder.endswith(":/") else f"{folder}{separator}{rest}"
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
