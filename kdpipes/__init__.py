@@ -44,6 +44,7 @@ _collects = _gc.isenabled()
 _gc.disable()
 try:
     from kdpipes._version import __version__ as __version__
+    from kdpipes.core.display import show_by as _show_by
     from kdpipes.core.errors import ChainError, DataError, FieldError, KdpipesError, WorkerError
     from kdpipes.core.errors import closest as _closest
     from kdpipes.core.iter_pipe import IterPipe
@@ -74,6 +75,8 @@ try:
 
     for _name in _PIPES:  # a pipe is registered when its module is imported
         _import_module(f"kdpipes.{_name}")
+    _show_by("kdpipes.look.show", "chain_html", "chain_text")
+    _show_by("kdpipes.look.profile", "loader_html", "show_live")
 finally:
     if _collects:
         _gc.enable()

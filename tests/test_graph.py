@@ -10,7 +10,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 
 import kdpipes as kdp
-from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.chain import Chain
+from kdpipes.core.graph import upstream_of
 
 
 class Held(IterDataPipe[Any]):

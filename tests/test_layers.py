@@ -25,7 +25,6 @@ STILL: dict[str, tuple[int, int, int]] = {
     "cache/watched_calls.py": (0, 0, 1),
     "storage/jobs.py": (0, 0, 3),
     "loader/torch_loaders.py": (0, 0, 1),
-    "look/pictures.py": (0, 1, 0),
     "sources/from_webdataset.py": (0, 0, 3),
     "storage/codec.py": (0, 1, 0),
     "storage/filesystems.py": (0, 0, 6),

@@ -158,8 +158,6 @@ def test_importing_is_quick() -> None:
     out, _ = python("-c", IMPORTED)
     found = ast.literal_eval(out)
     assert not set(ON_USE) & set(found["modules"])
-    ours = [name for name in found["modules"] if name.split(".")[0] == "kdpipes"]
-    assert len(ours) < 115  # 0.25 s of CPU and 13 MB on top of torch
     assert not found["was_collected"]
     assert found["collects"]
 

@@ -1,4 +1,4 @@
-"""A chain of pipes as an immutable description: the only traversal of pipes in kdpipes."""
+"""A chain of pipes as an immutable description."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import random
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
 from types import MethodType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.fingerprint import fingerprint
+from kdpipes.core.graph import edges_from
 from kdpipes.core.operation import ErrorHandler, Operation
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.randomness import EpochCounter
@@ -22,7 +22,6 @@ from kdpipes.core.registry import Named, pipe_name, short_name
 from kdpipes.core.stock import is_one_to_one, is_replicable, keeps_items_apart, stock_traits
 from kdpipes.core.traits import UNDECLARED, Traits
 
-AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
 PipeType = TypeVar("PipeType")
 
 
@@ -31,7 +30,6 @@ class _SetsState(Protocol):
     def __setstate__(self, state: Any) -> None: ...
 
 
-_LOOKED_AT = 8  # entries of a collection; if none of the first ones is a pipe, the collection holds data
 _SOURCE = Traits(role="source")
 _LONG = 1000  # collections that are copied without looking for streams in them
 
@@ -109,17 +107,10 @@ class Chain:
         Raises:
             TypeError: `pipe` is not a datapipe.
         """
-        nodes: dict[int, Node] = {}
-        waiting: deque[Any] = deque([a_datapipe(pipe)])
-        sources: list[list[AnyPipe]] = []
-        while waiting:
-            current = waiting.popleft()
-            if id(current) not in nodes:
-                nodes[id(current)] = Node(current, len(nodes))
-                sources.append(upstream_of(current))
-                waiting.extend(sources[-1])
-        for node, pipes in zip(nodes.values(), sources, strict=True):
-            node.upstream = tuple(nodes[id(source)] for source in pipes)
+        sources = edges_from(a_datapipe(pipe))
+        nodes = {id(reader): Node(reader, place) for place, (reader, _) in enumerate(sources)}
+        for node, (_, upstream) in zip(nodes.values(), sources, strict=True):
+            node.upstream = tuple(nodes[id(source)] for source in upstream)
         return cls(tuple(nodes.values()))
 
     def __iter__(self) -> Iterator[Node]:
@@ -262,27 +253,6 @@ class Chain:
     def copy_pipes(self) -> Any:
         """Return a copy of the last pipe whose pipes, indexed ones included, may be changed. Data are shared."""
         return _copied(self.end.pipe, {}, (IterDataPipe, MapDataPipe))
-
-
-def upstream_of(pipe: Any) -> list[AnyPipe]:
-    """Return the pipes that `pipe` reads from: attributes, and entries of collections in attributes.
-
-    Only collections that begin with pipes are searched, because others hold users' data.
-    """
-    held = vars(pipe) if hasattr(pipe, "__dict__") else {}
-    return [source for value in held.values() for source in _pipes_in(value)]
-
-
-def _pipes_in(value: Any, depth: int = 0) -> Iterator[AnyPipe]:
-    if isinstance(value, IterDataPipe | MapDataPipe):
-        yield value
-    elif type(value) in (list, tuple, dict, set) and depth < 3:
-        parts = (value.values(), value) if isinstance(value, dict) else (value,)
-        first = [entry for part in parts for entry in islice(part, _LOOKED_AT)]
-        if any(next(_pipes_in(entry, depth + 1), None) is not None for entry in first):
-            for part in parts:
-                for entry in part:
-                    yield from _pipes_in(entry, depth + 1)
 
 
 def _copied(value: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:

@@ -18,10 +18,11 @@ from torch.utils.data.datapipes.map.callable import default_fn
 
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.callback import Callback, call_with_key
-from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.chain import Chain
 from kdpipes.core.entries import entry_of, field_of, value_of
 from kdpipes.core.errors import ChainError, check_count, must_be
 from kdpipes.core.fingerprint import stock_fingerprint
+from kdpipes.core.graph import upstream_of
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, gives_samples
 from kdpipes.core.progress import shown_if_slow

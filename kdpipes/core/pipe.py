@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.call_text import CALLED, note_call
+from kdpipes.core.display import shown
 from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.graph import edges_from
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import argument_check, pipe_name
 from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
@@ -30,11 +31,11 @@ class UnknownPipeError(AttributeError):
     """A pipe has no such method. The hint is looked up only when the message is read."""
 
     def __str__(self) -> str:
-        from kdpipes.core.chain import Chain  # imported here because that module imports this one
-
         owner, name, names = self.args
         pipe: Any = self.obj  # the object without the attribute
-        upstream = Chain.of(pipe).pipes[1:] if isinstance(pipe, Pipe) else []
+        upstream = (
+            [source for source, _ in edges_from(pipe)[1:]] if isinstance(pipe, IterDataPipe | MapDataPipe) else []
+        )
         known = next((pipe_name(one) for one in upstream if isinstance(one, Pipe) and name in dir(type(one))), None)
         if known is not None:
             hint = f" `{known}` upstream has it: keep that pipe in a variable, and use the variable."
@@ -48,11 +49,6 @@ class UnknownPipeError(AttributeError):
             is_function = name in _FUNCTIONS
             hint = f" It is a function: `kdp.{name}(chain, ...)`." if is_function else closest(name, names)
         return f"`{owner}` has no pipe or attribute {name!r}.{hint}"
-
-
-def _show() -> Any:
-    """Return the module that draws chains. It builds on this one, so it is imported by name, on use."""
-    return importlib.import_module("kdpipes.look.show")
 
 
 def _without_first(signature: inspect.Signature) -> inspect.Signature:
@@ -156,12 +152,12 @@ class Pipe(Fingerprinted):
         return super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
-        return str(_show().chain_text(self))
+        return str(shown("chain_text", self))
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return str(_show().chain_html(self))
+        return str(shown("chain_html", self))
 
     def __dir__(self) -> list[str]:
         """Return the pipes that can follow, and the attributes meant for users: no hooks of kdpipes and torch."""

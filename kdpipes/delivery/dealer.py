@@ -16,8 +16,9 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 from torch.utils.data.datapipes.map import Batcher as IndexedBatcher
 
 from kdpipes.core.bulk import BulkReader
-from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be
+from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
 import inspect
 import os
 import threading
@@ -28,6 +27,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.map import Batcher
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.display import shown
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
@@ -194,10 +194,10 @@ class Loader:
         return f"<kdpipes.Loader of {names}; {num_workers} workers{found}>"
 
     def _repr_html_(self) -> str:
-        return str(_notebook_views().loader_html(self))
+        return str(shown("loader_html", self))
 
     def _ipython_display_(self) -> None:
-        _notebook_views().show_live(self)
+        shown("show_live", self)
 
     def on_batch(self, listener: Callable[[], None] | None) -> None:
         """Call a function after each delivered batch; None removes the function."""
@@ -614,10 +614,6 @@ class Loader:
         with contextlib.suppress(TypeError):  # streams have no length
             total = len(self)
         return tqdm(batches, total=total, initial=begun, unit="batch")
-
-
-def _notebook_views() -> Any:
-    return importlib.import_module("kdpipes.look.profile")  # on use, because it builds on this module
 
 
 def _tuner(num_workers: Any, prefetch: Any) -> Tuner | None:

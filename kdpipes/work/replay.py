@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import Shuffler
 
-from kdpipes.core.chain import Chain, upstream_of
+from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, closest, must_be
+from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, seed_streams
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key

@@ -17,7 +17,8 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.chain import Chain, Node, upstream_of
+from kdpipes.core.chain import Chain, Node
+from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.sample import Sample
