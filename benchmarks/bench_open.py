@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 from rounds import load, machine, main
 
+from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import version_of
 from kdpipes.storage.shard_index import Places, ShardIndex
-from kdpipes.storage.shared import PackedStrings
 
 OURS = """
 import resource, sys, time

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import kdpipes
 from tests.tools import load_tool
 
 ROOT = Path(kdpipes.__file__).parent
 STAGES = {"sources", "plan", "work", "cache", "delivery", "write"}
-TOP = {"look", "demo", "cli", "testing", "__main__"}
-LOADER = {"loader"}
-ENTRY = "__init__"  # the package's own: it imports everything
+LAYERS = [  # each imports from those before it, and from itself; the parts of the stages know nothing of each other
+    {"core", "_version"},
+    {"storage"},
+    STAGES,
+    {"loader"},
+    {"look", "demo", "cli", "testing", "__main__"},
+]
 
 # What each module still does besides importing: reads of attributes of pipes that no type declares, decisions by the
 # names of classes and modules, reads of other objects' private attributes. New modules have none of them, and numbers
@@ -33,62 +34,50 @@ STILL: dict[str, tuple[int, int, int]] = {
 }
 
 
-def parts_of(path: Path) -> tuple[str, ...]:
-    return path.relative_to(ROOT).with_suffix("").parts
+def layer_of(part: str) -> int:
+    return next(number for number, layer in enumerate(LAYERS) if part in layer)
 
 
-MODULES = sorted(path for path in ROOT.rglob("*.py") if parts_of(path) != (ENTRY,))
+def import_edges() -> list[tuple[list[str], list[str]]]:
+    """Return which module imports which, also for type checkers and by a string, as the parts of their names."""
+    tool = load_tool("structure")
+    graph = tool.import_graph(tool.parsed(), by_checkers=True)
+    return [(importer.split(".")[1:], target.split(".")[1:]) for importer, target in graph.edges]
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Yield the part of kdpipes (`work`, `errors`, ...) that each import names, wherever in the module it stands."""
-    package = ("kdpipes", *path.relative_to(ROOT).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = [".".join(package[: len(package) - node.level + 1])] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            names = [f"{module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            if name.split(".")[0] == "kdpipes":
-                part = (name + ".").split(".")[1]
-                is_module = (ROOT / part).is_dir() or any(ROOT.glob(f"{part}.py*"))
-                yield part if part and is_module else ENTRY
+def test_every_module_belongs_to_a_layer() -> None:
+    parts = {path.relative_to(ROOT).with_suffix("").parts[0] for path in ROOT.rglob("*.py")}
+    assert parts - {"__init__"} == set().union(*LAYERS)
 
 
-LAYERS = {"leaf": set[str](), "stage": STAGES, "loader": LOADER, "top": TOP}
-# `state_dict()` of a chain makes the state that a loader makes; the import is in the function.
-UPWARDS = {("delivery/dealer.py", "loader")}
+def test_imports_point_down() -> None:
+    edges = import_edges()
+    assert (["demo"], ["work", "transforms"]) in edges
+    wrong = [
+        f"{'.'.join(importer)} imports {'.'.join(target)}"
+        for importer, target in edges
+        if layer_of(target[0]) > layer_of(importer[0])
+        or (importer[0] != target[0] and {importer[0], target[0]} <= STAGES)
+    ]
+    assert wrong == []
 
 
-def modules(layer: str) -> list[Path]:
-    if layer == "leaf":
-        return [path for path in MODULES if parts_of(path)[0] not in STAGES | LOADER | TOP]
-    return [path for path in MODULES if parts_of(path)[0] in LAYERS[layer]]
+def test_only_the_top_imports_the_package_itself() -> None:
+    tool = load_tool("structure")
+    importers = {
+        tool.name_of_module(path).split(".")[1]
+        for path, tree in tool.parsed().items()
+        if path != ROOT / "__init__.py" and {"kdpipes"} & set(tool.imported_names(path, tree))
+    }
+    assert importers <= LAYERS[-1]
 
 
-def test_every_module_belongs_to_a_layer_that_is_not_empty() -> None:
-    names = {part for layer in LAYERS for path in modules(layer) for part in parts_of(path)[:1]}
-    assert names >= {"core", "selection"}
-    assert names >= {"storage", "sources", "plan", "work", "delivery", "loader", "look", "demo", "cli"}
-    assert {parts_of(path)[0] for path in modules("leaf")} & (STAGES | LOADER | TOP) == set()
-    assert set(imports_of(ROOT / "demo.py")) >= {"sources", "work", "look", "loader", "core"}
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_imports_point_down(layer: str) -> None:
-    below = {"leaf": set[str](), "stage": set[str](), "loader": STAGES | LOADER, "top": STAGES | LOADER | TOP}[layer]
-    wrong = []
-    for path in modules(layer):
-        own = {parts_of(path)[0]} if layer == "stage" else set()
-        forbidden = (STAGES | LOADER | TOP | {ENTRY}) - below - own
-        place = path.relative_to(ROOT).as_posix()
-        found = {name for name in imports_of(path) if name in forbidden and (place, name) not in UPWARDS}
-        wrong += [f"{place} imports {name}" for name in found]
-    assert not wrong
+def test_no_modules_or_folders_import_each_other() -> None:
+    tool = load_tool("structure")
+    graph = tool.import_graph(tool.parsed())
+    errors, pipes = ["core.call_text", "core.errors"], ["core.pipe", "core.registry"]
+    assert tool.circles(graph) == [[f"kdpipes.{name}" for name in circle] for circle in (errors, pipes)]
+    assert tool.circles(tool.folders_of(graph)) == []
 
 
 def ways_around_imports() -> dict[str, tuple[int, int, int]]:

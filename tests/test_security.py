@@ -19,10 +19,10 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.cache.shared_folder import SharedFolder
+from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.catalog import make_index
 from kdpipes.storage.files import version_of
 from kdpipes.storage.shard_index import Places, ShardIndex
-from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import index_shard
 from kdpipes.testing import faulty_storage
 from kdpipes.write import copy_to_local

@@ -128,10 +128,13 @@ def run_time_nodes(tree: ast.AST) -> Iterator[ast.AST]:
             yield from run_time_nodes(run_time_node)
 
 
-def imported_names(path: Path, tree: ast.AST) -> Iterator[str]:
-    """Yield the dotted name of each import of a module, and each text that names a module of the package."""
+def imported_names(path: Path, tree: ast.AST, *, by_checkers: bool = False) -> Iterator[str]:
+    """Yield the dotted name of each import of a module, and each text that names a module of the package.
+
+    With `by_checkers`, imports for type checkers alone count, too.
+    """
     package = ("kdpipes", *path.relative_to(ROOT).parts[:-1])
-    for node in run_time_nodes(tree):
+    for node in ast.walk(tree) if by_checkers else run_time_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -142,14 +145,14 @@ def imported_names(path: Path, tree: ast.AST) -> Iterator[str]:
             yield from re.findall(r"^kdpipes(?:\.\w+)+$", node.value)
 
 
-def import_graph(trees: dict[Path, ast.Module]) -> networkx.DiGraph:
+def import_graph(trees: dict[Path, ast.Module], *, by_checkers: bool = False) -> networkx.DiGraph:
     """Return which module imports which. The package's own module imports all, and is left out."""
     modules = {name_of_module(path) for path in trees} - {"kdpipes"}
     graph = networkx.DiGraph()
     graph.add_nodes_from(modules)
     for path, tree in trees.items():
         importer = name_of_module(path)
-        for name in imported_names(path, tree):
+        for name in imported_names(path, tree, by_checkers=by_checkers):
             target = name if name in modules else name.rpartition(".")[0]
             if target in modules and importer in modules and target != importer:
                 graph.add_edge(importer, target)

@@ -24,10 +24,10 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.filesystems import filesystem_of
-from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
 
 _KEYS = b"\0contents", b"\0contents again"  # twice: nothing else knows the samples' keys and labels

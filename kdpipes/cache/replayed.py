@@ -12,8 +12,8 @@ from kdpipes.cache.store import CacheStore, bound_to
 from kdpipes.core.fingerprint import digest
 from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
-from kdpipes.storage.shared import PackedStrings
 
 _MOST = 1_000_000  # samples that are recorded
 

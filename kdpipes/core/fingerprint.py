@@ -38,6 +38,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter
 
 from kdpipes.core.callback import Callback
+from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.core.user_code import (
     VALUES,
     global_values,
@@ -48,7 +49,6 @@ from kdpipes.core.user_code import (
     own_members,
     with_first_values,
 )
-from kdpipes.storage.shared import PackedStrings, Shared
 
 _MANY = 1000  # states depend on the length of a longer sequence and on this many of its entries
 _SIZE = 20  # bytes of a hash

@@ -29,8 +29,8 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_methods, note_name, pipe_name
 from kdpipes.core.sample import Sample
+from kdpipes.core.shared import Shared
 from kdpipes.core.tracebacks import shorten, with_short_tracebacks
-from kdpipes.storage.shared import Shared
 
 if TYPE_CHECKING:
     from kdpipes._fluent import MapChain

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.arithmetic import Joined, Pairs
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.errors import ChainError, check_choice
 from kdpipes.core.iter_pipe import IterPipe
@@ -22,9 +23,8 @@ from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
 from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
+from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
-from kdpipes.selection import Joined, Pairs
-from kdpipes.storage.shared import Shared
 
 
 class PlanPipe(MapPipe):
@@ -91,7 +91,7 @@ class PlanPipe(MapPipe):
         Returns:
             Positions in the source, `[n] int`. For several sources, a pair of the number of the source of each sample
             and the position in it, both `[n] int`. Positions that can be computed need not be in memory: return an
-            object with `__len__` and a `__getitem__` that takes an integer or an array, like `selection.Stretch`.
+            object with `__len__` and a `__getitem__` that takes an integer or an array, like `arithmetic.Stretch`.
         """
         raise TypeError(f"{type(self).__name__} must implement `plan`.")
 

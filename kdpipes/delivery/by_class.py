@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import UNLABELLED, number_classes, smallest_int
 from kdpipes.core.errors import ChainError, DataError, check_count, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Sharding
-from kdpipes.selection import UNLABELLED, number_classes, smallest_int
 
 
 class ClassCut(Cut):

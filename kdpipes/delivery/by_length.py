@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import Permutation, smallest_int
 from kdpipes.core.errors import DataError, check_choice, check_count, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import hash_key
 from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Sharding, Uneven, share_out
-from kdpipes.selection import Permutation, smallest_int
 
 _GLOBAL = "global_"
 # Samples are shuffled in buckets. In a bucket, the longest sample is at most this many times as long as the shortest,

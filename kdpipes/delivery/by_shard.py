@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import Permutation, smallest_int
 from kdpipes.core.errors import ChainError
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import in_windows, ranges
 from kdpipes.core.randomness import hash_key
-from kdpipes.selection import Permutation, smallest_int
 
 _NUM_SHARDS = 8  # whose samples a window has by default
 _KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later ones are prefetched

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import Permutation, interleave_exactly, share_exactly, smallest_int
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError
 from kdpipes.core.map_pipe import BatchShares, MapPipe
@@ -14,7 +15,6 @@ from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.cut import Epoch, EqualCut, EqualEpoch
 from kdpipes.delivery.layout import Layout, Sharding
-from kdpipes.selection import Permutation, interleave_exactly, share_exactly, smallest_int
 
 
 def shares_of(source: Any) -> BatchShares | None:

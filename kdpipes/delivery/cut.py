@@ -12,15 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.errors import ChainError
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import ranges
 from kdpipes.core.plan_pipe import warn_of_fixed
 from kdpipes.core.randomness import hash_key, planning
+from kdpipes.core.shared import Shared
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.layout import Layout, Sharding
-from kdpipes.selection import Permutation
-from kdpipes.storage.shared import Shared
 
 _BLOCK = 1_024
 

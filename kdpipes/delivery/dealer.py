@@ -30,6 +30,7 @@ from kdpipes.delivery.cut import Cut
 from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper
+from kdpipes.delivery.state import load_state, state_of
 
 Batch = list[Any]
 Shuffle = bool | Literal["shards"]
@@ -83,8 +84,6 @@ class Resumable(Streaming[Any]):
         Raises:
             ChainError: A pipe after `deal` may hold batches back or change their number.
         """
-        from kdpipes.loader.state import state_of  # which builds on this module
-
         return state_of(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -97,8 +96,6 @@ class Resumable(Streaming[Any]):
         Raises:
             ValueError: The state belongs to another chain, and `strict` is True.
         """
-        from kdpipes.loader.state import load_state
-
         load_state(self, state_dict, strict=strict)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.by_length import LengthOrder, check_column, read_lengths
 from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Layout, Sharding
-from kdpipes.selection import smallest_int
 
 Content = list[tuple[int, int]]  # what a row has of each distinct length: (number of the length, how often)
 

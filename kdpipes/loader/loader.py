@@ -36,13 +36,13 @@ from kdpipes.core.stock import load_torchdata, shards
 from kdpipes.core.tracebacks import shorten
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import ranks_now
+from kdpipes.delivery.state import Checkpointer, Counting, Position, main_part, seed_in
 from kdpipes.loader.autotune import Tuner
 from kdpipes.loader.profile import Measured, measured
 from kdpipes.loader.receipt import receipt_of
 from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped, check_process
-from kdpipes.loader.state import Checkpointer, main_part, seed_in
 from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBatches
-from kdpipes.loader.worker import Counting, Position, Seeds, seed_of
+from kdpipes.loader.worker import Seeds, seed_of
 
 Given = ParamSpec("Given")
 

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from kdpipes.core.errors import DataError, add_note
 from kdpipes.delivery.lanes import Cursor, Cursors, LanePlan, merged
 from kdpipes.delivery.skipping import Skip, SkipLimits
+from kdpipes.delivery.state import Position
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import Row, WorkerTimes
 from kdpipes.loader.receipt import Delivered
-from kdpipes.loader.worker import Assignment, Position, Worker
+from kdpipes.loader.worker import Assignment, Worker
 
 _MOST_PIECES = 20_000  # of each worker, for a trace
 

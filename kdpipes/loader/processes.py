@@ -27,13 +27,14 @@ from kdpipes.core.activity import read_record
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import WorkerError, add_note
 from kdpipes.core.processes import forget_after_fork, interrupts_blocked, uninterrupted
+from kdpipes.core.shared import Shared, sharing
 from kdpipes.delivery.deal import DealerMapDataPipe
+from kdpipes.delivery.state import Position
 from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
 from kdpipes.loader.channel import CAN_SEND_FILES, Channel, Kind, Message, SharedFile, encoded
 from kdpipes.loader.merge import Counters
-from kdpipes.loader.worker import Assignment, Options, Position, Worker
+from kdpipes.loader.worker import Assignment, Options, Worker
 from kdpipes.loader.worker_main import Packed, Payload, work
-from kdpipes.storage.shared import Shared, sharing
 
 NUM_BORROWED = 2  # buffers of a worker that users may hold, before they get copies
 _FEW = 16  # small batches that are acknowledged together

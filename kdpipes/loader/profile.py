@@ -22,9 +22,9 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.sample import Sample
 from kdpipes.delivery import meter
 from kdpipes.delivery.meter import OUTSIDE, Meters, size_of
+from kdpipes.delivery.state import main_part
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe, is_ready
 from kdpipes.loader.channel import Kind, Message
-from kdpipes.loader.state import main_part
 from kdpipes.loader.worker import Assignment, Options, Producer
 
 COPYING = "copying batches in a thread"

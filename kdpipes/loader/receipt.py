@@ -25,7 +25,7 @@ from kdpipes.delivery.deal_stream import DealerIterDataPipe
 from kdpipes.delivery.lanes import hash_of_sample
 from kdpipes.delivery.layout import Ranks
 from kdpipes.delivery.skipping import Skip
-from kdpipes.loader.worker import Position
+from kdpipes.delivery.state import Position
 
 _VERSION = 1
 _BLOCK = 1024  # batches that are hashed at a time

@@ -25,19 +25,19 @@ from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
+from kdpipes.core.shared import Shared, is_sharing
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
 from kdpipes.delivery.skipping import SkipLimits
+from kdpipes.delivery.state import Checkpointer, Position, main_part
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.loader.merge import Agreement, Counters, Merger
 from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, name_classes
 from kdpipes.loader.profile import Probes
-from kdpipes.loader.state import Checkpointer, main_part
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
-from kdpipes.loader.worker import Options, Position, Seeds, Worker, seed_of
+from kdpipes.loader.worker import Options, Seeds, Worker, seed_of
 from kdpipes.loader.worker_main import Payload
-from kdpipes.storage.shared import Shared, is_sharing
 
 if TYPE_CHECKING:
     from torchdata.dataloader2 import CheckpointableReadingServiceInterface as _Interface

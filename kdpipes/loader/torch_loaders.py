@@ -20,7 +20,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.dealer import Dealer
-from kdpipes.loader.state import dealer_before, load_state, state_of
+from kdpipes.delivery.state import dealer_before, load_state, state_of
 
 if TYPE_CHECKING:
     from kdpipes.loader.loader import Loader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 from torch.utils.data import graph_settings
 from torch.utils.data.datapipes.iter import ShardingFilter
@@ -16,44 +16,9 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.stock import Seeded
 from kdpipes.delivery.dealer import Dealer, Dealt
-from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.skipping import Skip
+from kdpipes.delivery.state import Counting, Position
 from kdpipes.loader.channel import Kind, Message
-
-
-@runtime_checkable
-class Counting(Protocol):
-    """A pipe that counts its epochs."""
-
-    def set_epoch(self, epoch: int) -> None: ...
-    def next_epoch(self) -> int: ...
-
-
-class Position(NamedTuple):
-    """A place between two items of an epoch.
-
-    Args:
-        epoch: The number of the epoch, from 0.
-        number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
-            is dealt.
-        offset: The number of items of that batch that have been delivered, where a batch becomes several items after
-            `deal`.
-        cursors: Where the lanes of a stream stand, as far as that is known.
-        hashes: The hashes of the samples of a stream in the batch that the last item begins.
-    """
-
-    epoch: int = 0
-    number: int = 0
-    offset: int = 0
-    cursors: Cursors = ()
-    hashes: bytes = b""
-
-    def after(self, message: Message) -> Position:
-        """Return the position after an item, or the end, of a batch."""
-        if not message.is_over:
-            offset = self.offset + 1 if message.number == self.number else 1
-            return self._replace(number=message.number, offset=offset, hashes=message.hashes)
-        return Position(self.epoch, message.number + 1, 0, merged(self.cursors, message.cursors), message.hashes)
 
 
 class Seeds:

@@ -7,9 +7,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.errors import DataError, closest, must_be
 from kdpipes.core.map_pipe import MapPipe, as_column
-from kdpipes.selection import UNLABELLED
 
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from kdpipes import selection
+from kdpipes.core import arithmetic
+from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.errors import must_be
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe, as_column
-from kdpipes.selection import UNLABELLED
 
 
 def class_counts(labels: Any) -> dict[Any, int]:
@@ -33,5 +33,5 @@ def class_counts(labels: Any) -> dict[Any, int]:
         if column.dtype == object:
             column = as_column([UNLABELLED if label is None else label for label in column])
         if column.dtype.kind in "biufU":
-            return selection.class_counts(column)
+            return arithmetic.class_counts(column)
     raise TypeError(must_be("labels", "an indexed pipe with labels `y`, or labels, numbers or names", labels))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdpipes.core.arithmetic import Joined, Stretch
 from kdpipes.core.errors import ChainError
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import called_as
-from kdpipes.selection import Joined, Stretch
 
 
 @called_as("concat")

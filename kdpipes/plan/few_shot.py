@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import UNLABELLED, class_counts, take_per_class
 from kdpipes.core.errors import DataError, check_count, check_flag, check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.plan._classes import labels_of, shown
-from kdpipes.selection import UNLABELLED, class_counts, take_per_class
 
 
 @functional_pipe("few_shot", flavour="map")

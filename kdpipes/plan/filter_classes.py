@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.arithmetic import UNLABELLED, keep_classes
 from kdpipes.core.errors import check_one_of
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe
@@ -18,7 +19,6 @@ from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.plan._classes import check_classes, label_of, labels_of, to_labels
-from kdpipes.selection import UNLABELLED, keep_classes
 
 Classes = Sequence[int | str]
 

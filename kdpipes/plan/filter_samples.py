@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.callback import Callback
 from kdpipes.core.entries import entry_of, field_of, value_of
 from kdpipes.core.errors import must_be
@@ -18,7 +19,6 @@ from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
-from kdpipes.selection import smallest_int
 
 Keep = Callable[..., Any]
 

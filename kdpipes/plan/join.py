@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.callback import Callback
 from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
@@ -20,8 +21,7 @@ from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
 from kdpipes.core.randomness import planning
 from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.core.sample import Lazy, Sample
-from kdpipes.selection import smallest_int
-from kdpipes.storage.shared import Shared
+from kdpipes.core.shared import Shared
 from kdpipes.storage.tar import TAR_SUFFIX
 
 _SHARD = re.compile(rf"^.*{TAR_SUFFIX}/", re.I)

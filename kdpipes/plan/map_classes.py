@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.arithmetic import UNLABELLED, smallest_int
 from kdpipes.core.errors import DataError, check_choice, check_names, must_be
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.shared import Shared
 from kdpipes.plan._classes import label_of, shown, to_labels
-from kdpipes.selection import UNLABELLED, smallest_int
-from kdpipes.storage.shared import Shared
 
 Unmapped = Literal["drop", "keep", "raise"]
 _NUM_SHOWN = 5  # dropped classes that a warning names

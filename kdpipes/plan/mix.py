@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.arithmetic import interleave, interleave_exactly, share_exactly, smallest_int
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_count, check_flag, check_seed, is_number, must_be
@@ -23,7 +24,6 @@ from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
 from kdpipes.plan.sample_weighted import temperature_at
-from kdpipes.selection import interleave, interleave_exactly, share_exactly, smallest_int
 
 Stop = Literal["first", "all"]
 Batches = Literal["per_source", "stratified"]

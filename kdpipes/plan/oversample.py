@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.arithmetic import UNLABELLED, oversample_exact, oversample_multiply
 from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, must_be
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe
@@ -19,7 +20,6 @@ from kdpipes.core.randomness import plan_epoch
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.plan._classes import label_of, labels_of, to_labels
-from kdpipes.selection import UNLABELLED, oversample_exact, oversample_multiply
 
 Mode = Literal["multiply", "exact"]
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.errors import check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, reject_flavour
-from kdpipes.selection import smallest_int
 
 
 @functional_pipe("permute", flavour="map")

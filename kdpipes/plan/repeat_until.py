@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
+from kdpipes.core.arithmetic import Rounds
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, check_one_of
 from kdpipes.core.iter_pipe import samples_of, seed_streams
@@ -16,7 +17,6 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe, join_shards
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
-from kdpipes.selection import Rounds
 
 
 class _Goal:

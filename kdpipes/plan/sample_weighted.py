@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import UNLABELLED, by_label, class_counts, draw_weighted
 from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_count, check_flag, check_one_of, check_seed, is_number, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.shared import Shared
 from kdpipes.plan._classes import labels_of, to_labels
-from kdpipes.selection import UNLABELLED, by_label, class_counts, draw_weighted
-from kdpipes.storage.shared import Shared
 
 Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import hash_values, smallest_int, take_stratum
 from kdpipes.core.errors import check_seed, is_number, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import note_name
 from kdpipes.plan._classes import labels_of
-from kdpipes.selection import hash_values, smallest_int, take_stratum
 
 
 def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares: float) -> Any:

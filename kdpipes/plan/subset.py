@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import Stretch, smallest_int
 from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, reject_flavour
-from kdpipes.selection import Stretch, smallest_int
-from kdpipes.storage.shared import Shared
+from kdpipes.core.shared import Shared
 
 
 @functional_pipe("subset", flavour="map")

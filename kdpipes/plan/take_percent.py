@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from kdpipes.core.arithmetic import Stretch
 from kdpipes.core.errors import check_number
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe, reject_flavour
-from kdpipes.selection import Stretch
 
 
 @functional_pipe("take_percent", flavour="map")

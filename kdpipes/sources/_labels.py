@@ -9,10 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.errors import DataError, closest
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.sample import Lazy, Sample
-from kdpipes.selection import UNLABELLED
 
 
 @runtime_checkable

@@ -22,9 +22,9 @@ from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.randomness import GlobalUse
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Loaded, Sample
+from kdpipes.core.shared import Shared, is_sharing
 from kdpipes.core.user_code import own_members
 from kdpipes.sources._labels import as_classes, class_names_in, numbered
-from kdpipes.storage.shared import Shared, is_sharing
 
 _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets

@@ -17,6 +17,7 @@ from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
 from kdpipes.sources._labels import as_classes
@@ -24,7 +25,6 @@ from kdpipes.storage.access import Access
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import file_stamp
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.shared import Shared
 from kdpipes.storage.urls import identity_of, is_local, path_of
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.errors import DataError, check_names, closest, must_be
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
-from kdpipes.selection import UNLABELLED
 from kdpipes.sources._tables import as_arrow, class_names_of, files_of, read_files
 from kdpipes.sources.from_ids import FileLoader, IdReaderMapDataPipe
 from kdpipes.storage.access import Access, using

@@ -19,8 +19,8 @@ from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.randomness import current_epoch, hash_key
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Sample
+from kdpipes.core.shared import Shared
 from kdpipes.sources.to_samples import Recipe
-from kdpipes.storage.shared import Shared
 from kdpipes.storage.urls import path_of, relative_names
 
 _OPENERS = tuple(getattr(cache, name) for name in ("StreamingOpen", "FileCache") if hasattr(cache, name))  # not in 0.2

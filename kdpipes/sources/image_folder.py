@@ -17,12 +17,12 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import file_stamp, list_files, list_versions
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")

@@ -15,11 +15,11 @@ from kdpipes.core.errors import DataError, check_choice, check_count, must_be, r
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.shared import Shared
 from kdpipes.storage.codec import checksum_of, decode
 from kdpipes.storage.memory import MappedFiles
 from kdpipes.storage.records import Records, read_records
 from kdpipes.storage.shard_index import Places
-from kdpipes.storage.shared import Shared
 from kdpipes.storage.urls import is_local
 
 Verify = Literal["always", "once", "never"]

@@ -18,6 +18,7 @@ from kdpipes.core.order import Order
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.access import DEFAULT_S, Access, using
@@ -29,7 +30,6 @@ from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Catalog, Places
 from kdpipes.storage.shard_notes import Seen, names_beside
-from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 

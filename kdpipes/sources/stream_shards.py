@@ -10,11 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
 from kdpipes.core.iter_pipe import IterPipe, report_lost_shard, tolerates_lost_shards
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
-from kdpipes.selection import Permutation
+from kdpipes.core.shared import Shared
 from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import IndexRecorder, find_index
 from kdpipes.storage.checksum import crc32
@@ -24,7 +25,6 @@ from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.remote import RemoteStream, Span, StreamsAhead, read_range
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_notes import Seen, names_beside
-from kdpipes.storage.shared import Shared
 from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Member, compression_of, is_compressed, read_members
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from kdpipes.core.entries import entry_of, field_of
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.map_pipe import as_column
+from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.decoding import decode_member
-from kdpipes.storage.shared import PackedStrings
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "<missing>"})()
 # Numbers of one type are an array; other columns are the values in JSON, and an empty text for a missing value.

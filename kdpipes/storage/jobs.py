@@ -28,9 +28,9 @@ import torch
 from kdpipes.core import pickling
 from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
 from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.shared import sharing
 from kdpipes.core.tracebacks import traceback_text
 from kdpipes.storage.access import current_access, using
-from kdpipes.storage.shared import sharing
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

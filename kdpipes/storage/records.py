@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.codec import FORMAT, checksum_of, encode, in_batches
 from kdpipes.storage.files import Version
 from kdpipes.storage.memory import map_file
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, Places, ShardIndex
-from kdpipes.storage.shared import PackedStrings
 
 HEADER = "records.json"
 _LAYOUT = "kdpipes records"

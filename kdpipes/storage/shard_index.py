@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
+from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import Column, joined_column
 from kdpipes.storage.files import Version
 from kdpipes.storage.memory import map_file
-from kdpipes.storage.shared import PackedStrings
 
 UNCHECKED = -1  # in place of a checksum that was not computed
 _MAGIC, _MAGIC_OF_MANY = b"kdpindex", b"kdpjoind"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import (
@@ -38,7 +39,7 @@ from kdpipes.core.pipe import gives_samples
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.core.sample import Sample
-from kdpipes.selection import Permutation
+from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import draft_of, read_url, replace_file
 from kdpipes.storage.jobs import check_workers, run_jobs
@@ -52,7 +53,6 @@ from kdpipes.storage.records import (
     write_part,
 )
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.storage.shared import PackedStrings, Shared
 from kdpipes.storage.urls import is_local
 from kdpipes.write.copy import locked_once
 from kdpipes.write.members import make_or_leave_out

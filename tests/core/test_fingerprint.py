@@ -25,7 +25,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.fingerprint import digest, fingerprint, hash_value
-from kdpipes.storage.shared import Shared
+from kdpipes.core.shared import Shared
 from tests.hashes import fingerprints
 from tests.torchdata_parts import SampleMultiplexer, needs_torchdata
 

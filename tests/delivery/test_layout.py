@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
+from kdpipes.core.arithmetic import Permutation
 from kdpipes.delivery.cut import EqualEpoch
 from kdpipes.delivery.layout import Layout, Sharding
-from kdpipes.selection import Permutation
 
 
 @given(

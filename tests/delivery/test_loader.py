@@ -15,7 +15,7 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.storage.shared import sharing
+from kdpipes.core.shared import sharing
 from tests.torchdata_parts import DistributedReadingService, MultiProcessingReadingService, SequentialReadingService
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.selection import interleave
+from kdpipes.core.arithmetic import interleave
 
 WEIGHTS = st.lists(st.floats(0.1, 10), min_size=4, max_size=4)
 SIZES = st.lists(st.integers(0, 12), min_size=2, max_size=4)

@@ -18,9 +18,9 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
+from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.files import version_of
 from kdpipes.storage.shard_index import Places, ShardIndex
-from kdpipes.storage.shared import PackedStrings
 from kdpipes.storage.tar import index_shard
 
 ROWS: list[dict[str, Any]] = [

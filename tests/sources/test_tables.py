@@ -229,7 +229,12 @@ def test_a_remote_table_may_lie_at_the_top_of_a_storage() -> None:
             "bad.jsonl' is not .*changed from number",
         ),
         ("list.jsonl", b'[{"id": 1}]\n', kdp.DataError, "list.jsonl' is not a table"),
-        ("cut.csv.gz", gzip.compress(b"id,label\na,b\n" * 99, mtime=0)[:-20], kdp.DataError, "cut.csv.gz' is not a table"),
+        (
+            "cut.csv.gz",
+            gzip.compress(b"id,label\na,b\n" * 99, mtime=0)[:-20],
+            kdp.DataError,
+            "cut.csv.gz' is not a table",
+        ),
         ("bad.parquet", b"PAR1 no table", kdp.DataError, "bad.parquet' is not a table"),
         ("t.xlsx", b"", ValueError, r"`table` must be a file that ends in \.parquet, .*pass the delimiter: `sep=`"),
         ("header.csv", b"id,label\n", None, ""),

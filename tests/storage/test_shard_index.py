@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdpipes.core.errors import DataError
+from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.files import Version
 from kdpipes.storage.shard_index import Places, ShardIndex
-from kdpipes.storage.shared import PackedStrings
 
 KEYS = st.lists(st.text(max_size=6), unique=True, max_size=9)
 

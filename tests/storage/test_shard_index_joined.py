@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.files import Version
 from kdpipes.storage.shard_index import UNCHECKED, Catalog, Places, ShardIndex
-from kdpipes.storage.shared import PackedStrings
 
 LARGE = 1 << 33  # more than 32 bits hold
 

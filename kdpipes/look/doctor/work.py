@@ -21,10 +21,10 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import fields_of as fields_known
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
+from kdpipes.core.shared import Shared, sharing
 from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.rules import Facts, Wrong, callables_of, contents, rule, selected_names, shrinks
 from kdpipes.look.rendering import bytes_text
-from kdpipes.storage.shared import Shared, sharing
 from kdpipes.work.adapters import unwrapped
 from kdpipes.work.decode import DecodedImage, EncodedImage, ImageDecoder
 from kdpipes.work.fields import FieldAdder

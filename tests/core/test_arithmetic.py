@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdpipes.selection import (
+from kdpipes.core.arithmetic import (
     UNLABELLED,
     Permutation,
     class_counts,

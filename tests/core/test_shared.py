@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdpipes.core.callback import Callback
-from kdpipes.storage.shared import PackedStrings, Shared
+from kdpipes.core.shared import PackedStrings, Shared
 
 
 def _in_children(method: str, function: Callable[[Any], Any], value: Any, *, num_children: int = 1) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Loader state: which epoch and batch of which chain comes next, as small plain data."""
+"""The state of a loader or a dealt chain: which epoch and batch of which chain comes next, as small plain data."""
 
 from __future__ import annotations
 
@@ -6,22 +6,68 @@ import functools
 import operator
 import warnings
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import shown_name
 from kdpipes.core.stock import is_of_torchdata
-from kdpipes.delivery.dealer import Dealer
-from kdpipes.delivery.lanes import Cursor, Cursors
+from kdpipes.delivery.lanes import Cursor, Cursors, merged
 from kdpipes.delivery.layout import ranks_now
-from kdpipes.loader.worker import Counting, Position
 
 _VERSION = 2  # 2: other hashes of the chain
 _MAX_EPOCHS = 10**9  # more means damage; so does a count that JSON numbers cannot represent exactly
 _MAX_COUNT = 2**53
 _MAX_LANES = 2**16
 _MAX_PLACE = 2**32  # for shards and samples in a shard, which workers send as 32-bit numbers
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A pipe that counts its epochs."""
+
+    def set_epoch(self, epoch: int) -> None: ...
+    def next_epoch(self) -> int: ...
+
+
+class DeliveredItem(Protocol):
+    """What an item, or the end of a batch, says of its place in the epoch."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def cursors(self) -> Cursors: ...
+    @property
+    def hashes(self) -> bytes: ...
+
+
+class Position(NamedTuple):
+    """A place between two items of an epoch.
+
+    Args:
+        epoch: The number of the epoch, from 0.
+        number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
+            is dealt.
+        offset: The number of items of that batch that have been delivered, where a batch becomes several items after
+            `deal`.
+        cursors: Where the lanes of a stream stand, as far as that is known.
+        hashes: The hashes of the samples of a stream in the batch that the last item begins.
+    """
+
+    epoch: int = 0
+    number: int = 0
+    offset: int = 0
+    cursors: Cursors = ()
+    hashes: bytes = b""
+
+    def after(self, item: DeliveredItem) -> Position:
+        """Return the position after an item, or the end, of a batch."""
+        if not item.is_over:
+            offset = self.offset + 1 if item.number == self.number else 1
+            return self._replace(number=item.number, offset=offset, hashes=item.hashes)
+        return Position(self.epoch, item.number + 1, 0, merged(self.cursors, item.cursors), item.hashes)
 
 
 def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
@@ -231,10 +277,10 @@ def load_state(chain: Any, state: Mapping[str, Any], *, strict: bool = True) -> 
     dealer.resume_at(position.epoch, position.number, position.cursors)
 
 
-def dealer_before(chain: Any) -> Dealer:
+def dealer_before(chain: Any) -> Any:
     """Return the `deal` of a chain whose later pipes make one item of each batch."""
     last = Chain.of(chain).one_to_one_path()[-1]
-    if isinstance(last.pipe, Dealer):
+    if last.traits.role == "deal":
         return last.pipe
     raise ChainError(
         f"The chain has no state, because `{last.name}` after `.deal()` may hold batches back or change their "
@@ -242,7 +288,7 @@ def dealer_before(chain: Any) -> Dealer:
     )
 
 
-def _checkpointer(dealer: Dealer) -> Checkpointer:
+def _checkpointer(dealer: Any) -> Checkpointer:
     made = Checkpointer(dealer, dealer.sharding().num_workers, dealer.known_pipes, is_part=True)
     dealer.known_pipes = made.pipes
     return made
