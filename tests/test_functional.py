@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe, functional_datapipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.core.errors import ChainError
+from kdpipes.core.registry import _checked_ours as checked_here
 from kdpipes.core.registry import _ours as registered_here
 from kdpipes.core.registry import functional_pipe, register, registered, reject_flavour
 
 
 @pytest.fixture(autouse=True)
 def clean_registry() -> Iterator[None]:
-    registries: list[dict[Any, Any]] = [MapDataPipe.functions, IterDataPipe.functions, registered_here]
-    before = [set(registry) for registry in registries]
+    registries: list[dict[Any, Any]] = [MapDataPipe.functions, IterDataPipe.functions, registered_here, checked_here]
+    before = [dict(registry) for registry in registries]
     yield
     for registry, known in zip(registries, before, strict=True):
-        for name in set(registry) - known:
-            registry.pop(name)
+        registry.clear()
+        registry.update(known)
 
 
 def _define(factor: int) -> Any:
@@ -106,3 +109,99 @@ def test_a_name_that_one_flavour_rejects_is_registered_on_none() -> None:
     with pytest.raises(ValueError, match="already belongs to torch"):
         kdp.sample_pipe("routed_decode")(lambda sample: sample)
     assert ("routed_decode", "map") not in registered()
+
+
+def of_notebook(definition: Any) -> Any:
+    definition.__module__ = "__main__"
+    return definition
+
+
+def test_in_a_notebook_another_definition_replaces_the_earlier_one() -> None:
+    def first(source_datapipe: Any) -> str:
+        return "function"
+
+    class Second(kdp.MapPipe):
+        def __init__(self, source_datapipe: Any) -> None:
+            self.source = source_datapipe
+
+    def third(source_datapipe: Any, *, by: int) -> str:
+        return f"function by {by}"
+
+    source = kdp.from_dataset([(1, 0)])
+    register("sentence_dim", of_notebook(first), flavour="map")
+    assert source.sentence_dim() == "function"
+    register("sentence_dim", of_notebook(Second), flavour="map")
+    assert type(source.sentence_dim()) is Second
+    register("sentence_dim", of_notebook(third), flavour="map")
+    assert source.sentence_dim(by=2) == SequenceWrapper([1]).sentence_dim(by=2) == "function by 2"
+
+
+@pytest.mark.parametrize("name", ["oversample", "batch"])
+def test_a_notebook_replaces_no_pipe_of_kdpipes_or_torch(name: str) -> None:
+    with pytest.raises(ValueError, match=r"is already registered|already belongs to torch"):
+        register(name, of_notebook(_define(1)), flavour="map")
+
+
+def test_functions_of_sample_pipe_replace_each_other_in_a_notebook() -> None:
+    def times(sample: Any, *, factor: int) -> Any:
+        sample["x"] *= factor
+        return sample
+
+    def shift(sample: Any, *, by: int) -> Any:
+        sample["x"] += by
+        return sample
+
+    kdp.sample_pipe("sentence_change")(of_notebook(times))
+    kdp.sample_pipe("sentence_change")(of_notebook(shift))
+    for source in (kdp.from_dataset([(1, 0)]), IterableWrapper([(1, 0)]).to_samples(fields="x y")):
+        assert [sample["x"] for sample in source.sentence_change(by=5)] == [6]
+
+
+class _OfOthers:
+    def __init__(self, source_datapipe: Any, *arguments: Any) -> None:
+        self.arguments = arguments
+
+
+@pytest.mark.parametrize("name", ["transform", "select", "deal"])
+@pytest.mark.parametrize(("base", "stock"), [(MapDataPipe, SequenceWrapper), (IterDataPipe, IterableWrapper)])
+def test_another_library_may_register_a_name_after_kdpipes(name: str, base: Any, stock: Any) -> None:
+    source = kdp.from_dataset([(1, 0)])
+    samples = source if base is MapDataPipe else IterableWrapper([(1, 0)]).to_samples(fields="x y")
+    theirs = functional_datapipe(name)(type("Theirs", (_OfOthers, base), {}))
+    assert type(getattr(stock([1]), name)("argument")) is theirs
+    assert samples.transform("x", abs).select("x").deal(batch_size=1).collate_samples().traits.gives == "batches"
+    with pytest.raises(Exception, match=f"{name} as it is already taken"):
+        functional_datapipe(name)(theirs)
+
+
+def test_a_name_of_torch_stays_taken_for_other_libraries() -> None:
+    with pytest.raises(Exception, match="batch as it is already taken"):
+        functional_datapipe("batch")(type("Theirs", (_OfOthers, IterDataPipe), {}))
+
+
+def test_a_pipe_of_ones_own_takes_no_name_of_another_library() -> None:
+    theirs = type("Theirs", (_OfOthers, IterDataPipe), {"__module__": __name__})
+    functional_datapipe("sentence_sample")(theirs)
+    with pytest.raises(ValueError, match=r"`\.sentence_sample\(\)` already belongs to tests\.test_functional\.Theirs"):
+        register("sentence_sample", _define(1), flavour="iter")
+
+
+OTHERS_FIRST = """
+from torch.utils.data import IterDataPipe, MapDataPipe, functional_datapipe
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
+kinds = [
+    functional_datapipe(name)(type("Theirs", (base,), {"__init__": lambda self, source, *args: None}))
+    for name in ("transform", "deal", "peek") for base in (MapDataPipe, IterDataPipe)
+]
+import kdpipes as kdp
+for source in (kdp.from_dataset([(1, 0), (2, 0)]), IterableWrapper([(1, 0), (2, 0)]).to_samples(fields="x y")):
+    batches = source.transform("x", lambda x: x + 1).select("x").deal(batch_size=2).collate_samples()
+    assert [x.tolist() for x, in batches] == [[2, 3]]
+assert [type(stock.transform()) for stock in (SequenceWrapper([]), IterableWrapper([]))] == kinds[:2]
+"""
+
+
+def test_kdpipes_imports_after_a_library_with_the_same_names() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", OTHERS_FIRST], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

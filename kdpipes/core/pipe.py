@@ -14,7 +14,7 @@ from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.graph import edges_from
 from kdpipes.core.operation import Operation
-from kdpipes.core.registry import argument_check, pipe_name
+from kdpipes.core.registry import argument_check, own_method, pipe_name
 from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import is_kdpipes, with_first_values
@@ -173,6 +173,9 @@ class Pipe(Fingerprinted):
     if not TYPE_CHECKING:  # checkers take the names of pipes from `_fluent.pyi`
 
         def __getattr__(self, name: str) -> Any:
+            own = own_method(self, name)  # first, because another library may have a pipe of that name
+            if own is not None:
+                return _as_method(own, name)
             try:
                 return _as_method(super().__getattr__(name), name)  # torch's look-up of functional names
             except AttributeError:

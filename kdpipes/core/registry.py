@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.errors import ChainError, check_choice, closest, must_be
+from kdpipes.core.user_code import is_kdpipes
 
 Flavour = Literal["map", "iter"]
 _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
@@ -29,6 +30,7 @@ _POSITIONAL = {  # hints for arguments that were passed without a name
     "collate_samples": " Your own function goes into `.collate(function)`.",
 }
 _ours: dict[tuple[str, str], Callable[..., Any]] = {}
+_checked_ours: dict[tuple[str, str], Callable[..., Any]] = {}  # the same functions with checks of their arguments
 _methods: dict[str, set[str]] = {"map": set(), "iter": set()}  # of kdpipes' base classes
 
 PipeClass = TypeVar("PipeClass", bound=type)
@@ -37,14 +39,18 @@ PipeClass = TypeVar("PipeClass", bound=type)
 def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> None:
     """Make `function(source_datapipe, ...)` callable as `source_datapipe.name(...)`.
 
-    The same definition may be registered again, as by a reloaded module or a notebook cell that is run twice.
+    The same definition may be registered again, as by a reloaded module. In a notebook or a script (`__main__`),
+    another definition replaces the earlier one. If another library has registered a name of kdpipes, pipes other than
+    kdpipes' own keep that library's method.
 
     Raises:
         ValueError: Another pipe or method has that name.
     """
     reject_taken(name, function, flavour=flavour)
-    _BASES[flavour].register_function(name, _checked(name, function))
-    _ours[name, flavour] = function
+    checked = _checked(name, function)
+    if not _is_of_others(name, flavour):
+        _BASES[flavour].register_function(name, checked)
+    _ours[name, flavour], _checked_ours[name, flavour] = function, checked
     if isinstance(function, type):
         note_name(function, name)
 
@@ -54,14 +60,60 @@ def reject_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -
     check_choice("flavour", flavour, ("map", "iter"))
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(must_be("name", "a valid name of a method", name))
-    base = _BASES[flavour]
     known = _ours.get((name, flavour))
-    if known is not None and _place(known) != _place(function):
-        raise ValueError(f"`.{name}()` is already registered by {_place(known)}. Rename {_place(function)}.")
-    if known is None and (name in base.functions or hasattr(base, name)):
-        raise ValueError(f"`.{name}()` already belongs to torch or torchdata. Rename {_place(function)}.")
-    if known is None and name in _methods[flavour]:
+    if known is not None:
+        if _place(known) != _place(function) and not _is_of_main(known, function):
+            raise ValueError(f"`.{name}()` is already registered by {_place(known)}. Rename {_place(function)}.")
+        return
+    if hasattr(_BASES[flavour], name) or (_is_of_others(name, flavour) and not is_kdpipes(function)):
+        raise ValueError(f"`.{name}()` already belongs to {_owner(name, flavour)}. Rename {_place(function)}.")
+    if name in _methods[flavour]:
         raise ValueError(f"`.{name}()` is a method of kdpipes' own pipes. Rename {_place(function)}.")
+
+
+def _is_of_others(name: str, flavour: Flavour) -> bool:
+    """Return whether torch or another library has registered a function of that name."""
+    function = _BASES[flavour].functions.get(name)
+    return function is not None and function is not _checked_ours.get((name, flavour))
+
+
+def _is_of_main(*functions: Any) -> bool:
+    return all(getattr(function, "__module__", None) == "__main__" for function in functions)
+
+
+def _owner(name: str, flavour: Flavour) -> str:
+    """Return who has registered a name on torch's pipes."""
+    kind = _stock_class(_BASES[flavour].functions.get(name))
+    module = "torch" if kind is None else kind.__module__
+    return "torch or torchdata" if module.split(".")[0] in ("torch", "torchdata") else _place(kind)
+
+
+def own_method(pipe: Any, name: str) -> Any:
+    """Return a functional pipe of kdpipes, bound to `pipe` as torch binds it; None if there is none of that name."""
+    flavour = "map" if isinstance(pipe, MapDataPipe) else "iter"
+    function = _checked_ours.get((name, flavour))
+    return None if function is None else functools.partial(function, pipe)
+
+
+def _share_names(base: Any) -> None:
+    """Let other libraries register pipes with names that kdpipes has, too.
+
+    `functional_datapipe` raises an error if a name is taken. Therefore kdpipes gives up its name on all pipes but its
+    own when another library registers it. Nothing else changes.
+    """
+    register_class = base.register_datapipe_as_function.__func__
+
+    @functools.wraps(register_class)
+    def register_datapipe_as_function(cls: Any, function_name: Any, *args: Any, **kwargs: Any) -> None:
+        if base.functions.get(function_name) in _checked_ours.values():
+            del base.functions[function_name]
+        register_class(cls, function_name, *args, **kwargs)
+
+    base.register_datapipe_as_function = classmethod(register_datapipe_as_function)
+
+
+for _base in _BASES.values():
+    _share_names(_base)
 
 
 def note_methods(pipe_class: type, *, flavour: Flavour) -> None:
@@ -234,5 +286,12 @@ def _stock_name(kind: Any) -> str | None:
 def _stock_kinds(base: Any) -> Iterator[tuple[type, str]]:
     """Yield the classes of torch and torchdata that have a functional name, each with that name."""
     for name, function in base.functions.items():
-        if isinstance(function, functools.partial) and function.args and isinstance(function.args[0], type):
-            yield function.args[0], str(name)
+        kind = _stock_class(function)
+        if kind is not None:
+            yield kind, str(name)
+
+
+def _stock_class(function: Any) -> type | None:
+    """Return the class that torch has registered as `function`."""
+    is_partial = isinstance(function, functools.partial) and function.args and isinstance(function.args[0], type)
+    return function.args[0] if is_partial else None

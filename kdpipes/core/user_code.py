@@ -42,9 +42,9 @@ def is_users(kind: type) -> bool:
     return isinstance(module, str) and is_users_module(module)
 
 
-def is_kdpipes(kind: type) -> bool:
-    """Return whether a class is defined in kdpipes."""
-    module: Any = kind.__module__
+def is_kdpipes(definition: Any) -> bool:
+    """Return whether a class or a function is defined in kdpipes."""
+    module: Any = getattr(definition, "__module__", None)
     return isinstance(module, str) and module.split(".")[0] == "kdpipes"
 
 
