@@ -116,7 +116,7 @@ def of_notebook(definition: Any) -> Any:
     return definition
 
 
-def test_in_a_notebook_another_definition_replaces_the_earlier_one() -> None:
+def test_a_notebook_may_replace_its_own_pipe() -> None:
     def first(source_datapipe: Any) -> str:
         return "function"
 
@@ -142,7 +142,7 @@ def test_a_notebook_replaces_no_pipe_of_kdpipes_or_torch(name: str) -> None:
         register(name, of_notebook(_define(1)), flavour="map")
 
 
-def test_functions_of_sample_pipe_replace_each_other_in_a_notebook() -> None:
+def test_a_notebook_may_replace_its_own_function() -> None:
     def times(sample: Any, *, factor: int) -> Any:
         sample["x"] *= factor
         return sample

@@ -240,7 +240,7 @@ class Loader:
 
         `while loader.epoch < num_epochs: for batch in loader: ...` is correct with any loaded state.
         """
-        return int(self.state_dict()["epoch"])
+        return int(self._state()["epoch"])
 
     def __bool__(self) -> bool:
         return True
@@ -338,7 +338,6 @@ class Loader:
             StopIteration: The epoch is over.
             RuntimeError: The loader has given a newer iterator since, or it has been closed.
         """
-        check_process(batches.owner)
         if id(batches) != self._latest:
             raise RuntimeError("This iterator was invalidated: another iterator has been created from the same loader.")
         if batches.interrupted_at is not None:  # workers ended with Ctrl-C: go on where they were
@@ -441,6 +440,10 @@ class Loader:
         pipes after it that hold items back), the state can be loaded with the same numbers only. With torchdata's
         reading services, a state records whole epochs only, and an incomplete epoch starts again.
         """
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        # The loader reads this, not `state_dict`, which a subclass may override to wrap the state.
         own = self._own
         if own is None:
             position = Position(self._whole_epoch)
@@ -713,6 +716,8 @@ def _torchdata_seeds(seed: int) -> Any:
 class Batches:
     """The iterator of an epoch. Only the latest iterator of a loader yields batches; earlier ones have ended.
 
+    Several threads may request batches: each batch goes to one of them, and all of them end with the epoch.
+
     Args:
         take: A function that is called with the iterator; returns its next batch, or raises StopIteration.
 
@@ -730,11 +735,17 @@ class Batches:
         self._left: int | None = None  # how many batches the limit still allows
         self._limit: int | None = None
         self._is_paused = self._is_over = False
+        self._turn = threading.RLock()  # of the thread that may request a batch
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> Any:
+        check_process(self.owner)  # a forked child would wait for a turn that a thread of its parent had
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Any:
         if self._is_over or self._is_paused or self._left == 0:
             raise StopIteration
         try:

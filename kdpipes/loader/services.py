@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -452,14 +453,26 @@ class _EpochItems:
     def __init__(self, service: ReadingService, items: Iterator[Any]) -> None:
         self._service, self._items = service, items
         self._owner, self._asked = os.getpid(), 0.0
+        self._is_over = False
+        self._turn = threading.RLock()  # of the thread that may request an item: DataLoader2 has no lock
 
     def __iter__(self) -> _EpochItems:
         return self
 
     def __next__(self) -> Any:
         check_process(self._owner)
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Any:
+        if self._is_over:
+            raise StopIteration
         begun = self._asked or time.perf_counter()
-        item = self._service.deliver(self._items)
+        try:
+            item = self._service.deliver(self._items)
+        except StopIteration:
+            self._is_over = True
+            raise
         self._asked = time.perf_counter()
         self._service.counters.busy_s += self._asked - begun
         return item

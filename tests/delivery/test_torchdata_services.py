@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -172,3 +174,73 @@ def test_the_loader_itself_imports_nothing_of_dataloader2() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("service", [*OWN, "torchdata's in process", None])
+@pytest.mark.parametrize("make_loader", [kdp.Loader, DataLoader2])
+def test_threads_share_one_iterator(make_loader: Any, service: str | None) -> None:
+    if make_loader is DataLoader2 and service not in OWN:
+        pytest.skip("only torchdata's code runs, whose generators threads cannot share")
+    loader = make_loader(dealt(), reading_service=None if service is None else SERVICES[service]())
+    try:
+        for expected in epochs(2):
+            assert sorted(pulled(iter(loader))) == sorted(expected)
+    finally:
+        loader.shutdown()
+
+
+def pulled(batches: Any) -> list[list[int]]:
+    """Return what three threads take from one iterator; each of them must see its end."""
+    taken: list[list[int]] = []
+    ended: list[bool] = []
+
+    def pull() -> None:
+        taken.extend(read(batches))
+        ended.append(True)
+
+    pullers = [threading.Thread(target=pull, daemon=True) for _ in range(3)]
+    for puller in pullers:
+        puller.start()
+    for puller in pullers:
+        puller.join(60)
+    assert ended == [True] * 3
+    return taken
+
+
+class RankLoader(kdp.Loader):
+    """Wraps the state, as torchtitan does for its ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rank 0": super().state_dict()}
+
+    def load_state_dict(self, state_dict: Any, *, strict: bool = True) -> None:
+        super().load_state_dict(state_dict["rank 0"], strict=strict)
+
+
+@pytest.mark.parametrize("service", OWN)
+def test_a_subclass_may_wrap_the_state(service: str) -> None:
+    with RankLoader(dealt(), reading_service=SERVICES[service]()) as loader:
+        list(loader)
+        begun = read(islice(iter(loader), 3))
+        state = loader.state_dict()
+    with RankLoader(dealt(), reading_service=SERVICES[service]()) as again:
+        again.load_state_dict(state)
+        assert again.epoch == 1
+        assert [begun + read(again), read(again)] == epochs(3)[1:]
+
+
+@pytest.mark.parametrize("service", ["torchdata's process", "torchdata's in process"])
+def test_a_subclass_may_wrap_the_state_of_whole_epochs(service: str) -> None:
+    with RankLoader(dealt(), reading_service=SERVICES[service]()) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with RankLoader(dealt(), reading_service=SERVICES[service]()) as again:
+        again.load_state_dict(state)
+        assert again.epoch == 1
+        assert sorted(read(again)) == sorted(epochs(2)[1])
+
+
+def test_a_subclass_that_wraps_the_state_reads_from_any_batch() -> None:
+    with RankLoader(dealt()) as loader:
+        list(loader)
+        assert read(loader.from_batch(4)) == epochs(2)[1][4:]
