@@ -38,6 +38,7 @@ SLOW = [
     "cache/test_followed_globals.py",
     "cache/test_lmdb_store.py",
     "cache/test_redis_store.py",
+    "cache/test_stale_values.py",
     "cache/test_store_contract.py",
     "cli/test_index.py",
     "cli/test_inspect.py",
@@ -126,6 +127,7 @@ SLOW = [
 # Run by `make test-all` alone: object stores, process groups, trainers and other packages, notebooks, documentation,
 # benchmarks, type checkers, kills, leaks, and what takes many seconds and seldom fails.
 FULL = [
+    "cache/test_stale_values.py::test_a_change_is_never_missed_on_disk",
     "cache/test_cache_on_disk.py::test_workers_and_executors_fill_a_cache",
     "cli/test_replay.py::test_it_is_a_command",
     "delivery/test_lanes.py::test_a_stream_resumes_at_every_batch",

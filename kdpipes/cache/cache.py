@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.cache.folder import Layout, layout_in
-from kdpipes.cache.key import PLAIN, Identity, key_of
+from kdpipes.cache.key import PLAIN, Identity
 from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
 from kdpipes.cache.replayed import Replayable, Replayed
 from kdpipes.cache.shared_folder import CacheCounters
@@ -91,12 +91,12 @@ class Cacher(Operation):
         # `bytes_as_views` does not count: a view equals its bytes.
         return self.freezes, self.notes
 
-    def cache(self, sample: Sample, base: bytes, calls: WatchedCalls, added: Callable[[], None]) -> Sample:
+    def cache(self, sample: Sample, identity: Identity, calls: WatchedCalls, added: Callable[[], None]) -> Sample:
         """Let the fields of a sample be read from the cache, when they are needed.
 
         Args:
             sample: The sample, which is changed and returned.
-            base: The digest that identifies its values.
+            identity: Identifies its values.
             calls: Watches the functions upstream while they are called.
             added: Called when the cache has a new entry.
         """
@@ -107,13 +107,18 @@ class Cacher(Operation):
                     sample[name] = Lazy(lambda sample, found: _decoded(found), source, what=f"reading field {name!r}")
             return sample
         promises = sample.promises() if sample.is_recording else {}
+        base = identity.of(sample)
         for name, source in scope.items():
             if not is_cached(source):
                 continue
             reached = source.reaches(list(promises.values())) if promises else []
             entries = [entry for entry, promise in promises.items() if any(promise is other for other in reached)]
-            load = functools.partial(self._value, name=name, base=base, entries=entries, calls=calls, added=added)
-            sample[name] = value = Lazy(load, what=f"caching field {name!r}", scope=scope)
+            # Known only now: a value that is loaded forgets what it was computed from.
+            key_of = functools.partial(identity.of_field, base=base, name=name, inputs=source.inputs(promises.values()))
+            load = functools.partial(
+                self._value, name=name, base=base, key_of=key_of, entries=entries, calls=calls, added=added
+            )
+            sample[name] = value = _CachedField(load, key_of, what=f"caching field {name!r}", scope={name: source})
             for entry in entries:
                 sample.promise_ctx(entry, value)
         return sample
@@ -124,13 +129,14 @@ class Cacher(Operation):
         *,
         name: str,
         base: bytes,
+        key_of: Callable[[Sample], bytes],
         entries: list[str],
         calls: WatchedCalls,
         added: Callable[[], None],
     ) -> Any:
-        key, is_damaged = key_of(base, name), False
+        key, is_damaged = key_of(sample), False
         try:
-            if (found := self._found(key)) is not None:
+            if (found := self._found(key, sample)) is not None:
                 self.counters.count(hits=1)
                 value, ctx = found
                 for entry, content in ctx.items():
@@ -145,7 +151,7 @@ class Cacher(Operation):
         position = int.from_bytes(base[:7], "little")
         frozen = sample.using_key(SampleKey(position=position, is_early=True)) if self.freezes else nullcontext()
         before = set(sample.ctx)
-        with calls.watching() as moved, frozen:
+        with calls.watching() as moved, frozen, sample.watching_index() as is_index_read:
             with sample.watching_draws() as drawn:
                 value = _decoded(sample[name])
                 operation = None if self.freezes else drawn()
@@ -153,6 +159,7 @@ class Cacher(Operation):
                 reject_random(operation)
             if not self.freezes and (private := moved()) is not None:
                 reject_random(*private)
+            index = [sample.index] if is_index_read() else []
         if not is_damaged and not self.store.takes_more() and type(value) in _AS_HITS:
             # A full cache costs only the look-up: encoding a value that cannot be kept took 60 us.
             self.counters.count(misses=1)
@@ -160,7 +167,7 @@ class Cacher(Operation):
         made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DELIVERY)
         ctx = {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}
         try:
-            content = b"".join(encode((value, ctx), allow_pickle=self._allow_pickle, key=bound_to(key)))
+            content = b"".join(encode((value, ctx, *index), allow_pickle=self._allow_pickle, key=bound_to(key)))
         except TypeError as error:
             what = f"The ctx ({', '.join(map(repr, ctx))}) of field" if _is_plain(value) else "Field"
             raise TypeError(f"{what} {name!r} cannot be cached. {error}") from error
@@ -171,18 +178,20 @@ class Cacher(Operation):
         # The value as later reads return it: a copy of bytes would equal them.
         return value if type(value) is bytes and not self._bytes_as_views else self._read(key, content, False)[0]
 
-    def _found(self, key: bytes) -> Any:
+    def _found(self, key: bytes, sample: Sample) -> Any:
         """Return the tuple of a value and its entries of the ctx, or None."""
         is_known = self._verify != "always" and key[:8] in self._verified
         content = self.store.get(key, is_known=is_known)
         if content is None:
             return None
         found = self._read(key, content, self._verify == "always" or (self._verify == "once" and not is_known))
-        if type(found) is not tuple or len(found) != 2:
+        if type(found) is not tuple or len(found) not in (2, 3):
             raise DamagedError("The entry was not written by a cache.")
+        if len(found) == 3 and found[2] != sample.index:  # a function has read the position, which is another one now
+            raise DamagedError("The entry belongs to another position.")
         if not is_known and self._verify != "always":
             self._verified.add(key[:8])
-        return found
+        return found[:2]
 
     def _read(self, key: bytes, content: Any, is_checked: bool) -> Any:
         return decode(
@@ -202,6 +211,23 @@ class Cacher(Operation):
                 "`allow_pickle=True`.",
                 stacklevel=2,
             )
+
+
+class _CachedField(Lazy):
+    """A field that a cache looks up. `key_of(sample)` is the key of its entry."""
+
+    __slots__ = ("key_of",)
+
+    def __init__(
+        self,
+        load: Callable[..., Any],
+        key_of: Callable[[Sample], bytes],
+        *,
+        what: str,
+        scope: Mapping[str, Lazy],
+    ) -> None:
+        super().__init__(load, what=what, scope=scope)
+        self.key_of = key_of
 
 
 class _Verified(set[bytes]):
@@ -284,9 +310,13 @@ class _CachePipe(SampleMapper):
         """Return the names of values that functions upstream read, if neither the key nor `version` follows them."""
         return [] if self._operation.notes != (None,) else self._identity.unhashed()
 
-    def entry_base(self, sample: Sample) -> bytes:
-        """Return the bytes that identify the values of a sample, from which the keys of its fields derive."""
-        return self._identity.of(sample)
+    def entry_key(self, sample: Sample, name: str) -> bytes:
+        """Return the key of the entry of a field of a sample upstream or downstream of the cache."""
+        value = sample.lazy(name)
+        if isinstance(value, _CachedField):
+            return value.key_of(sample)
+        promises = sample.promises().values() if sample.is_recording else ()
+        return self._identity.of_field(sample, self._identity.of(sample), name, value.inputs(promises))
 
     def prepare_for_workers(self) -> None:
         # Otherwise each worker would compute them.
@@ -317,7 +347,7 @@ class _CachePipe(SampleMapper):
         if sample.draw.epoch != self._epoch:
             self._epoch = sample.draw.epoch
             self._operation.store.check()
-        return self._operation.cache(sample, self._identity.of(sample), self._calls, self.entry_added)
+        return self._operation.cache(sample, self._identity, self._calls, self.entry_added)
 
     def entry_added(self) -> None:
         """Count an entry that this process has added."""
@@ -410,9 +440,8 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
     def _is_there(self, position: int) -> bool:
         """Return whether a field of a sample is cached: fields that are read are cached together."""
         sample = self.source.fetch(position)
-        base = self._identity.of(sample)
         names = [name for name, value in sample.scope().items() if is_cached(value)]
-        return not names or any(self._operation.store.contains(key_of(base, name)) for name in names)
+        return not names or any(self._operation.store.contains(self.entry_key(sample, name)) for name in names)
 
 
 class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.folder import METADATA, layout_in
-from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore, bound_to
@@ -32,6 +31,7 @@ from kdpipes.storage.urls import is_local
 
 _KEYS = b"\0contents", b"\0contents again"  # twice: nothing else knows the samples' keys and labels
 _NAME = "name="
+KEY_SIZE = 20  # bytes of the key of an entry
 
 
 @called_as("open_cache")
@@ -47,7 +47,7 @@ class CacheReaderMapDataPipe(MapPipe):
         allow_pickle: Whether to load pickles, which can execute code. Only for caches from people you trust.
         storage_options: The arguments of fsspec's file system for a URL. They are neither shown nor written.
 
-    Memory: about 30 bytes and the key of each sample, shared by all workers.
+    Memory: the key of each sample, 8 bytes, and 20 for each field, shared by all workers.
 
     Raises:
         FileNotFoundError: There is no cache.
@@ -80,7 +80,7 @@ class CacheReaderMapDataPipe(MapPipe):
 
     def value_fingerprint(self) -> Any:
         """Return what identifies the samples for caches downstream."""
-        return self._opened().notes["bases"]
+        return self._opened().notes["keys"]
 
     def prepare_for_workers(self) -> None:
         self._opened()
@@ -90,14 +90,14 @@ class CacheReaderMapDataPipe(MapPipe):
 
     def fetch(self, index: int) -> Sample:
         keys, notes = self._opened()
-        base = notes["bases"][20 * index : 20 * index + 20].tobytes()
         fields: dict[str, Any] = {}
         for name, flags in notes["entries"].items():
             if _flag(notes["in_columns"][name], index):
                 value = notes["columns"][name][index]
                 fields[name] = value.item() if isinstance(value, np.generic) else value
             elif _flag(flags, index):
-                fields[name] = Lazy(partial(self._read, base, name), what=f"reading cached field {name!r}")
+                key = notes["keys"][name][index].tobytes()
+                fields[name] = Lazy(partial(self._read, key, name), what=f"reading cached field {name!r}")
         return Sample(fields, key=keys[index], index=index)
 
     def has_quick_length(self, *, may_plan: bool) -> bool:
@@ -127,12 +127,11 @@ class CacheReaderMapDataPipe(MapPipe):
             name for name in notes["entries"] if True in (notes["entries"][name], notes["in_columns"][name])
         )
 
-    def _read(self, base: bytes, name: str, sample: Sample) -> Any:
+    def _read(self, key: bytes, name: str, sample: Sample) -> Any:
         try:
-            key = key_of(base, name)
             content = self._store.get(key)
             if content is not None:
-                value, ctx = decode(content, allow_pickle=self._allow_pickle, key=bound_to(key))
+                value, ctx, *_ = decode(content, allow_pickle=self._allow_pickle, key=bound_to(key))
         except DamagedError as error:
             hint = "An epoch of the chain that fills the cache repairs it."
             raise DataError(f"Field {name!r} of {sample.key!r} in {self._url!r}: {error} {hint}") from error

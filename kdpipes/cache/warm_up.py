@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from kdpipes.cache.key import PLAIN, key_of
-from kdpipes.cache.open_cache import has_list, write_list
+from kdpipes.cache.key import PLAIN
+from kdpipes.cache.open_cache import KEY_SIZE, has_list, write_list
 from kdpipes.cache.store import MORE_ROOM, Rejection, bound_to
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, check_flag
@@ -34,8 +34,7 @@ class _Kept(NamedTuple):
     """What the list of samples records of one sample."""
 
     key: str
-    base: bytes  # from which the keys of its entries derive
-    entries: tuple[str, ...]  # the fields that are entries
+    entries: dict[str, bytes]  # the keys of the fields that are entries
     plain: dict[str, Any]  # the values of the others
 
 
@@ -149,18 +148,16 @@ class _Filler:
         """Add what is recorded of a sample, unless it may be left out; return the keys of entries that were missing."""
         store = self._pipe.operation.store
         plain: dict[str, Any] = {}
-        entries, missing = [], []
+        entries, missing = dict[str, bytes](), list[bytes]()
         try:
             with using_key(SampleKey(position=index)):
                 sample = make(index)
-                base = self._pipe.entry_base(sample)
                 for name, value in sample.scope().items():
                     is_free = value.is_loaded or value.is_cheap
                     if is_free and isinstance(sample[name], PLAIN):
                         plain[name] = sample[name]
                         continue
-                    entries.append(name)
-                    key = key_of(base, name)
+                    key = entries[name] = self._pipe.entry_key(sample, name)
                     if store.contains(key):
                         continue
                     missing.append(key)
@@ -172,7 +169,7 @@ class _Filler:
             if self._handler is None or not self._handler.tolerates(error):
                 raise
             return []
-        kept.append(_Kept(sample.key, base, tuple(entries), plain))
+        kept.append(_Kept(sample.key, entries, plain))
         return missing
 
 
@@ -194,8 +191,8 @@ def _is_written(pipe: Any, blocks: dict[int, list[_Kept]]) -> bool:
     kept = [one for start in sorted(blocks) for one in blocks[start]]
     fields = list(dict.fromkeys(name for one in kept for name in (*one.plain, *one.entries)))
     notes = {
-        "bases": np.frombuffer(b"".join(one.base for one in kept), dtype=np.uint8),
         "entries": {name: _present([name in one.entries for one in kept]) for name in fields},
+        "keys": {name: _keys([one.entries.get(name) for one in kept]) for name in fields},
         "columns": {name: _column([one.plain.get(name) for one in kept]) for name in fields},
         "in_columns": {name: _present([name in one.plain for one in kept]) for name in fields},
         "class_names": pipe.class_names(),
@@ -206,6 +203,13 @@ def _is_written(pipe: Any, blocks: dict[int, list[_Kept]]) -> bool:
 def _present(flags: list[bool]) -> Any:
     """Return which samples have something: one flag where all or none do."""
     return flags[0] if len(set(flags)) == 1 else np.asarray(flags, dtype=bool)
+
+
+def _keys(keys: list[bytes | None]) -> Any:
+    """Return the keys of the entries of a field, `[num_samples, 20] uint8`, zeros without an entry; None if none."""
+    if not any(keys):
+        return None
+    return np.frombuffer(b"".join(key or bytes(KEY_SIZE) for key in keys), dtype=np.uint8).reshape(-1, KEY_SIZE)
 
 
 def _column(values: list[Any]) -> Any:

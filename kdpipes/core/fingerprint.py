@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -314,6 +314,8 @@ class _Hasher:
             yield from (value.__func__, value.__self__)
         elif isinstance(value, BuiltinFunctionType):
             yield from (value.__qualname__, value.__self__)
+        elif isinstance(value, CellType):
+            yield _content_of(value)
         elif isinstance(value, CodeType):
             yield from (value.co_code, value.co_names, value.co_varnames, *value.co_consts)
         elif isinstance(value, FunctionType):

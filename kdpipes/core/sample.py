@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -17,6 +17,18 @@ from kdpipes.core.tracebacks import shorten
 _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
 _NOTHING: tuple[frozenset[str], str] = frozenset(), ""
 UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()
+
+
+class Inputs(NamedTuple):
+    """What a value is computed from, besides what is still to be loaded from the source.
+
+    Args:
+        names: The names of the fields that functions of the whole sample get.
+        values: The values that the source has handed over with the sample, or that are cheap to get.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[Lazy, ...]
 
 
 class Lazy:
@@ -80,6 +92,24 @@ class Lazy:
                 waiting += [*value._inputs, *(value._scope or {}).values()]
         return found
 
+    def inputs(self, others: Collection[Lazy]) -> Inputs:
+        """Return what this value is computed from, also through the values `others`, always in the same order."""
+        names, values = list[str](), list[Lazy]()
+        waiting, seen = [self, *others], set[int]()
+        while waiting:
+            value = waiting.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            scope = value._scope
+            if scope is not None:
+                names += sorted(scope)
+                waiting += [scope[name] for name in sorted(scope)]
+            elif not value._inputs and (value.is_loaded or value.is_cheap):
+                values.append(value)
+            waiting += value._inputs
+        return Inputs(tuple(names), tuple(values))
+
     def before(self, is_step: Callable[[str], bool]) -> Lazy | None:
         """Return the value before the last steps; None if it is no longer known.
 
@@ -142,6 +172,7 @@ class _Origin:
         "drawn",
         "failure",
         "index",
+        "is_index_read",
         "is_recording",
         "key",
         "lacking",
@@ -149,6 +180,7 @@ class _Origin:
         "promises",
         "route",
         "sample_key",
+        "shared_key",
         "version",
     )
 
@@ -163,7 +195,9 @@ class _Origin:
         self.route: tuple[int, ...] = ()
         self.drawn: list[tuple[str, np.random.Generator | None]] | None = None
         self.key = key
+        self.shared_key: str | None = None
         self.index = index
+        self.is_index_read = False
         self.sample_key = sample_key
         self.ctx: dict[str, Any] = {}
         self.failure: Exception | None = None
@@ -228,15 +262,36 @@ class Sample(MutableMapping[str, Any]):
         """Return the key; raise ChainError, which names a pipe, if it is empty."""
         if not self.key:  # all samples without a key would look the same
             raise ChainError(
-                f"`{needed_by}` identifies samples by their keys, but sample {self.index} has none. Pass a unique key, "
-                "`kdp.Sample(fields, key=..., index=...)`, in the source."
+                f"`{needed_by}` identifies samples by their keys, but sample {self._origin.index} has none. Pass a "
+                "unique key, `kdp.Sample(fields, key=..., index=...)`, in the source."
             )
         return self.key
 
     @property
     def index(self) -> int:
         """The sample's position in its source."""
+        self._origin.is_index_read = True
         return self._origin.index
+
+    @contextmanager
+    def watching_index(self) -> Iterator[Callable[[], bool]]:
+        """Yield a function that returns whether `index` has been read meanwhile."""
+        before, self._origin.is_index_read = self._origin.is_index_read, False
+        try:
+            yield lambda: self._origin.is_index_read
+        finally:
+            self._origin.is_index_read |= before
+
+    @property
+    def shared_key(self) -> str:
+        """The key that samples share if the same file was read for them; for all others, their own key."""
+        shared = self._origin.shared_key
+        return self.key if shared is None else shared
+
+    def share(self, key: str) -> Sample:
+        """Set the key that samples of the same file share, and return the sample."""
+        self._origin.shared_key = key
+        return self
 
     @property
     def version(self) -> str:
@@ -324,9 +379,10 @@ class Sample(MutableMapping[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         origin = self._origin
         fields = dict(self)  # first, because loading fields records entries of the ctx
-        kept = {"route": origin.route, "names": origin.names, "is_recording": origin.is_recording, "ctx": origin.ctx}
+        copied = ("route", "names", "is_recording", "ctx", "shared_key")
+        kept = {name: getattr(origin, name) for name in copied}
         key = None if self.has_number else self.key
-        return _restore, (fields, key, self.index, self.draw, self.version, kept)
+        return _restore, (fields, key, origin.index, self.draw, self.version, kept)
 
     def lazy(self, name: str) -> Lazy:
         """Return a field without loading it."""
@@ -482,6 +538,7 @@ class Sample(MutableMapping[str, Any]):
         sample_key = current_key() or origin.sample_key
         made = fork._origin = _Origin(origin.key if key is None else key, origin.index, sample_key, origin.version)
         made.route, made.is_recording, made.lacking = origin.route, origin.is_recording, origin.lacking
+        made.shared_key = origin.shared_key if key is None else None
         made.failure = origin.failure
         made.names = dict(origin.names)
         made.ctx = {name: dict(value) if isinstance(value, dict) else value for name, value in origin.ctx.items()}

@@ -155,8 +155,15 @@ class JoinerMapDataPipe(PlanPipe):
             return sample
         with planning(0):
             other = self.other.fetch(partner)
+        known = other.scope()
         for name in self._names_in(other):
-            sample[name] = Lazy(lambda _, name=name: other[name], what=f"reading field {name!r} of {other.key!r}")
+            value = known.get(name)
+            sample[name] = Lazy(
+                lambda _, name=name: other[name],
+                what=f"reading field {name!r} of {other.key!r}",
+                scope={} if value is None else {name: value},
+                is_cheap=value is not None and (value.is_loaded or value.is_cheap),
+            )
         sample.depend_on(other)
         return sample
 

@@ -99,9 +99,10 @@ class DatasetReaderMapDataPipe(MapPipe):
         return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names, self._known_labels()
 
     def value_fingerprint(self) -> Any:
-        """Return the data that identify values in caches: the dataset's class and attributes."""
+        """Return the data that identify values in caches: the dataset's class and attributes, and the class names."""
         dataset = self._dataset.value
-        return dataset.value_fingerprint() if isinstance(dataset, SampleSource) else self._dataset, self._fields
+        identity = dataset.value_fingerprint() if isinstance(dataset, SampleSource) else self._dataset
+        return identity, self._fields, self._class_names
 
     def __len__(self) -> int:
         return len(self._dataset.value)

@@ -16,7 +16,7 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
@@ -95,7 +95,9 @@ class IdReaderMapDataPipe(MapPipe):
 
     def fetch(self, index: int) -> Sample:
         name, load, files = self._ids.value[index], self._load, self._files
-        fields: dict[str, Any] = {"x": Lazy(lambda sample: load(name), what="loading field 'x'")}
+        # Caches tell an ID that is no text from its text, which is the key.
+        inputs = () if isinstance(name, str) else (Loaded(name),)
+        fields: dict[str, Any] = {"x": Lazy(lambda *_: load(name), *inputs, what="loading field 'x'")}
         if self._labels is not None:
             label = self._labels.value[index]
             fields["y"] = label.item() if isinstance(label, np.generic) else label

@@ -105,7 +105,7 @@ def _computed(function: Callback, item: Any, what: str) -> Lazy:
     """Return the result of a function of an item, which is called when the value is read."""
     if isinstance(item, Sample):
         return Lazy(function, what=what, scope=item.scope())
-    return Lazy(lambda sample: function(item), what=what)
+    return Lazy(lambda sample, item: function(item), Loaded(item), what=what)
 
 
 def _content(value: Any) -> Any:

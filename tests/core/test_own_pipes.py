@@ -299,11 +299,13 @@ def test_a_cache_depends_on_labels_only_if_work_reads_them(tmp_path: Path) -> No
     mapped = [source.map_classes({0: 0, 1: 1, 2: 2}), source.map_classes({0: 2, 1: 0, 2: 1})]
     assert [hits(tmp_path, images(one.own_shift(by=1))) for one in mapped] == [0, SIZE]
 
-    @kdp.sample_pipe("own_unknown")
-    def own_unknown(sample: Any) -> Any:
+    @kdp.sample_pipe("own_labelled")
+    def own_labelled(sample: Any) -> Any:
+        sample["image"] = 10 * sample["image"] + sample["y"]
         return sample
 
-    assert [hits(tmp_path, images(one.own_unknown())) for one in mapped] == [0, 0]
+    assert [hits(tmp_path, images(one.own_labelled())) for one in mapped] == [0, 0]
+    assert [hits(tmp_path, images(one.own_labelled())) for one in mapped] == [SIZE, SIZE]
 
 
 def test_a_cache_depends_on_a_plan_only_if_it_changes_fields(tmp_path: Path) -> None:
