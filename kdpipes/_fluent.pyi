@@ -118,7 +118,7 @@ class MapChain(MapDataPipe[Any]):
         *,
         backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto",
         exact: bool = True,
-        mode: Literal["RGB", "L", "I;16", "F", "P", "unchanged"] = "RGB",
+        mode: Literal["RGB", "L", "I;16", "F", "P", "unchanged"] | None = None,
         exif: bool = False,
     ) -> MapChain: ...
     def cache_in_memory(
@@ -328,7 +328,7 @@ class IterChain(IterDataPipe[Any]):
         *,
         backend: Literal["auto", "turbojpeg", "simplejpeg", "pillow"] = "auto",
         exact: bool = True,
-        mode: Literal["RGB", "L", "I;16", "F", "P", "unchanged"] = "RGB",
+        mode: Literal["RGB", "L", "I;16", "F", "P", "unchanged"] | None = None,
         exif: bool = False,
     ) -> IterChain: ...
     def cache_in_memory(

@@ -60,6 +60,10 @@ PROOFS = {
         "Zeros inside a tar": "test_zeros_in_place_of_members_are_an_error",
         "More than 11 KiB of zeros": "test_more_zeros_than_end_a_tar_are_an_error",
     },
+    "storage/test_images.py": {
+        "Images are opened only if": "test_formats_without_a_decoder_are_not_opened",
+        "PostScript (EPS) is": "test_postscript_is_never_run",
+    },
     "work/test_jpeg.py": {
         "Images above Pillow's limit": "test_a_bomb_is_rejected_as_pillow_rejects_it",
     },

@@ -28,10 +28,11 @@ from kdpipes.core.sample import Sample
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
 from kdpipes.look.rendering import class_name, counted, table_lines
 from kdpipes.plan.class_counts import class_counts
-from kdpipes.sources.image_folder import IMAGE_SUFFIXES, ImageFolderMapDataPipe
+from kdpipes.sources.image_folder import ImageFolderMapDataPipe
 from kdpipes.storage.catalog import ShardSeen, survey_shards
 from kdpipes.storage.decoding import decode_member
 from kdpipes.storage.files import forget_listings, list_files, list_versions, matching_urls, version_of
+from kdpipes.storage.images import image_suffixes
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.records import HEADER, Header, finished_index, part_name, read_header
 from kdpipes.storage.shard_index import ShardIndex
@@ -169,7 +170,8 @@ def _look_at_folder(root: str, num_samples: int, *, scan: bool) -> Contents:
     tars = [path for path in sizes if _TAR.search(path)]
     if tars:
         return _look_at_shards([join_url(root, path) for path in tars], num_samples, scan=scan)
-    images = {path: size for path, size in sizes.items() if path.lower().endswith(IMAGE_SUFFIXES)}
+    suffixes = image_suffixes()
+    images = {path: size for path, size in sizes.items() if path.lower().endswith(suffixes)}
     if images and all("/" in path for path in images):
         return _look_at_images(root, images, num_samples)
     by_suffix = defaultdict[str, list[int]](list)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +22,12 @@ from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.files import file_stamp, list_files, list_versions
+from kdpipes.storage.files import file_stamp, is_hidden, list_files, list_versions
 from kdpipes.storage.filesystems import check_filesystems
+from kdpipes.storage.images import image_suffixes
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff")
-
+_NUM_NAMED = 3  # files or folders in a warning
 _FEW_FILES = 20_000  # folders of at most this many files are listed only to show the length
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
 
@@ -51,10 +52,16 @@ class ImageFolderMapDataPipe(MapPipe):
     are sorted by class, then by path. Their key is the path relative to `root`. The folder is listed when it is first
     used, once for all workers.
 
+    Files are images if their suffix is one of the formats that `decode_images` reads, including those of Pillow's
+    plugins. A warning counts and names other files, and folders without images: they are not classes, so that a folder
+    has the same classes wherever it lies. Hidden files, and those of operating systems (`__MACOSX/`, `Thumbs.db`), are
+    ignored.
+
     Args:
-        root: A path or an fsspec URL. Images may be in subfolders of a class folder. Hidden files are ignored.
-        class_names: The names of the classes 0, 1, ...; by default, the sorted folder names. Pass the names of the
-            training folder for validation, so that both agree. Folders with other names are an error.
+        root: A path or an fsspec URL. Images may be in subfolders of a class folder.
+        class_names: The names of the classes 0, 1, ...; by default, the sorted names of the folders with images. Pass
+            the names of the training folder for validation, so that both agree. Images in folders with other names are
+            an error.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
             `{"anon": True}` for S3. Workers get them; no `repr`, state, fingerprint or error contains them.
         hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
@@ -81,7 +88,7 @@ class ImageFolderMapDataPipe(MapPipe):
     ) -> None:
         if not isinstance(root, str | os.PathLike):
             raise TypeError(must_be("root", "a path or a URL", root))
-        self._root = os.path.expanduser(os.fspath(root))  # noqa: PTH111
+        self._root = os.path.expanduser(os.fspath(root).removeprefix("file://"))  # noqa: PTH111
         if is_local(self._root) and not os.path.isdir(self._root):  # noqa: PTH112
             raise FileNotFoundError(must_be("root", "a folder that exists", self._root))
         check_filesystems("root", [self._root])
@@ -169,9 +176,13 @@ class ImageFolderMapDataPipe(MapPipe):
 
 def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     versions = {} if is_local(root) else list_versions(root)
-    paths = list_files(root, IMAGE_SUFFIXES, versions)
+    files, suffixes = list_files(root, ("",), versions), image_suffixes()
+    paths = [path for path in files if path.lower().endswith(suffixes)]
     if not paths:
-        raise DataError(f"There are no images in {root!r}: no file ends with one of {', '.join(IMAGE_SUFFIXES)}.")
+        raise DataError(
+            f"There are no images in {root!r}: no file has the suffix of an image, like .jpg or .png"
+            f"{_counts_of(files)}."
+        )
     loose = next((path for path in paths if "/" not in path), None)
     if loose is not None:
         raise DataError(
@@ -180,9 +191,8 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
         )
     paths.sort(key=lambda path: path.split("/", 1))
     found = {path.split("/", 1)[0] for path in paths}
-    local = [path for path in Path(root).iterdir() if path.is_dir()] if is_local(root) else []
-    without_images = {path.name for path in local if not path.name.startswith(".")}  # they are classes, too
-    names = class_names or tuple(sorted(found | without_images))
+    names = class_names or tuple(sorted(found))
+    _warn_of_rest(root, sorted(set(files).difference(paths)), _folders_in(root, files).difference(found, names))
     if class_names is None and len(found) > 1 and {name.lower() for name in found} <= _SPLITS:
         warnings.warn(
             f"The classes of {root!r} are {', '.join(sorted(found))}, which look like splits of a data set. Make "
@@ -199,6 +209,44 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     found_versions = [versions[path] for path in paths]
     sizes = np.fromiter((version.size for version in found_versions), dtype=np.int64, count=len(paths))
     return _Listing(PackedStrings(paths), labels, names, sizes, PackedStrings([tag for _, tag in found_versions]))
+
+
+def _folders_in(root: str, files: Sequence[str]) -> set[str]:
+    """Return the names of the folders in `root`; empty ones are known of local folders only."""
+    folders = {path.split("/", 1)[0] for path in files if "/" in path}
+    if is_local(root):
+        folders.update(path.name for path in Path(root).iterdir() if path.is_dir() and not is_hidden(f"{path.name}/"))
+    return folders
+
+
+def _warn_of_rest(root: str, files: Sequence[str], folders: set[str]) -> None:
+    """Warn of files in class folders that are not read, and of folders without images."""
+    inside = [path for path in files if "/" in path]  # beside the folders, a README is usual
+    parts = []
+    if inside:
+        parts.append(
+            f"{len(inside)} files whose suffixes are not those of images{_counts_of(inside)}: {_shown(inside)}"
+        )
+    if folders:
+        parts.append(f"{len(folders)} folders without images, which are not classes: {_shown(sorted(folders))}")
+    if parts:
+        hint = "Pass `class_names=` to number empty classes as well."
+        if inside:
+            hint = (
+                f"Give images one of the suffixes {', '.join(sorted(image_suffixes()))}, or list them: `kdp.from_ids`."
+            )
+        warnings.warn(f"In {root!r}, `image_folder` leaves out {'; and '.join(parts)}. {hint}", stacklevel=2)
+
+
+def _counts_of(files: Sequence[str]) -> str:
+    """Return how many files there are of the most frequent suffixes: " (2 .txt, 1 without a suffix)"."""
+    counts = Counter(PurePosixPath(path).suffix.lower() or "without a suffix" for path in files)
+    shown = ", ".join(f"{number} {suffix}" for suffix, number in counts.most_common(_NUM_NAMED))
+    return f" ({shown})" if shown else ""
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:_NUM_NAMED])) + (", ..." if len(names) > _NUM_NAMED else "")
 
 
 def _has_few_files(root: str) -> bool:

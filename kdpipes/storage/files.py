@@ -41,6 +41,10 @@ Result = TypeVar("Result")
 CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows has none
 _INDEX, _LISTING = 1 << 23, 1 << 27  # bytes that answers of unknown size may have
 _NUM_LISTED = 16  # folders at a time
+# Names that begin with a dot, and files of macOS, Windows, Linux and Synology's photo station.
+_HIDDEN = re.compile(
+    r"(^|/)(\.|(__MACOSX|lost\+found|@eaDir|\$RECYCLE\.BIN|System Volume Information)/|(Thumbs\.db|desktop\.ini)$)"
+)
 _GLOB = re.compile(r"[*?\[]")
 _MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
 _TAGS = (
@@ -218,12 +222,21 @@ def forget_listings(urls: Sequence[str]) -> None:
 
 
 def list_files(root: str, suffixes: Sequence[str], found: Iterable[str] = ()) -> list[str]:
-    """Return the files below `root` that end with one of `suffixes` (lower case), sorted; hidden ones are left out.
+    """Return the files below `root` that end with one of `suffixes` (lower case), sorted, without hidden ones.
 
     `found` are the files of a listing, if one is known.
     """
     found = found or (_list_local(root) if is_local(root) else list_versions(root))
-    return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and "/." not in f"/{path}")
+    return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and not is_hidden(path))
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether a file is hidden or in a hidden folder, or belongs to an operating system.
+
+    >>> is_hidden("cat/.1.jpg"), is_hidden("__MACOSX/cat/1.jpg"), is_hidden("cat/1.jpg")
+    (True, True, False)
+    """
+    return _HIDDEN.search(path) is not None
 
 
 def list_versions(root: str) -> dict[str, Version]:
@@ -272,6 +285,7 @@ def _list_local(root: str) -> Iterator[str]:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if not is_hidden(f"{name}/")]  # which may be large, or not readable
         prefix = os.path.relpath(folder, root).replace(os.sep, "/") + "/"
         prefix = "" if prefix == "./" else prefix
         yield from (prefix + file for file in files)

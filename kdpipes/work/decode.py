@@ -13,7 +13,7 @@ import numpy as np
 import PIL
 import torch
 from numpy.typing import DTypeLike, NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from kdpipes.core.bulk import Bulk, BulkSource, made_of_each, read_with_keys
 from kdpipes.core.errors import DataError, check_choice, check_flag, must_be
@@ -22,8 +22,10 @@ from kdpipes.core.sample import Lazy, Sample, sample_name
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.storage.codec import register_type
+from kdpipes.storage.images import open_image
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 
+MASK_NAMES = ("mask", "masks", "segmentation", "seg", "annotation", "label_map")  # of fields
 _REMEDY = 'Replace the file, or leave out such samples with `.on_error("skip")`.'
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
@@ -140,7 +142,8 @@ class EncodedImage:
     return `[H, W]` (uint8 for "L" and "P", uint16 for "I;16", float32 for "F") and an image of that mode.
 
     Args:
-        content: The bytes of a file in any format that Pillow reads: JPEG, PNG, WebP, ...
+        content: The bytes of a file: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF, JPEG 2000, or a rarer format of pixels
+            that Pillow or a plugin of Pillow reads. PostScript (EPS), which is a program, is an error.
         name: The name of the sample, for errors; or a function that returns it.
         backend: See `decode_images`.
         exact: See `decode_images`.
@@ -313,9 +316,9 @@ class EncodedImage:
     def _opened(self) -> Image.Image:
         if self._image is None:
             try:
-                self._image = Image.open(io.BytesIO(self.content))
+                self._image = open_image(self.content)
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+                reason = "" if str(error).startswith("cannot identify image file") else f" ({error})"
                 what = f"its {len(self.content)} bytes are not an image that Pillow can identify{reason}"
                 raise DataError(f"{self._who()} cannot be read: {what}. {_REMEDY}") from error
         return self._image
@@ -403,9 +406,10 @@ class ImageDecoder(Operation):
             decode a JPEG at half, a quarter or an eighth of its size if their result is no larger than that. This is
             faster for large photos (see Accuracy).
         mode: The mode of the pixels: "RGB"; "L", 8-bit gray; "I;16", 16-bit gray, as in depth maps; "F", floats; "P",
-            palette indices or 8-bit gray, as in class masks; or "unchanged", the mode of the file. "RGB" and "L"
-            convert palette indices to their colors, and raise an error for pixels of more than 8 bits; other modes
-            raise for pixels that they cannot hold. Pillow reads only 8 bits of 16-bit colors.
+            palette indices or 8-bit gray, as in class masks; or "unchanged", the mode of the file. The default is "P"
+            for fields named `mask`, `masks`, `segmentation`, `seg`, `annotation` or `label_map`, and "RGB" for others.
+            "RGB" and "L" convert palette indices to their colors, and raise an error for pixels of more than 8 bits;
+            other modes raise for pixels that they cannot hold. Pillow reads only 8 bits of 16-bit colors.
         exif: Whether to turn photos upright, following their orientation tag (EXIF). By default the tag is ignored, as
             in Pillow and torchvision's datasets.
 
@@ -432,11 +436,13 @@ class ImageDecoder(Operation):
         *,
         backend: Backend = "auto",
         exact: bool = True,
-        mode: Mode = "RGB",
+        mode: Mode | None = None,
         exif: bool = False,
     ) -> None:
         if not isinstance(field, str):
             raise TypeError(must_be("field", "the name of a field", field))
+        if mode is None:
+            mode = "P" if field in MASK_NAMES else "RGB"
         check_choice("backend", backend, BACKENDS)
         check_flag("exact", exact)
         check_choice("mode", mode, get_args(Mode))

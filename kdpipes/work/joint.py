@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from kdpipes.core.errors import DataError, closest, must_be
-from kdpipes.work.decode import DecodedImage, EncodedImage
+from kdpipes.work.decode import MASK_NAMES, DecodedImage, EncodedImage
 from kdpipes.work.image_ops import FieldKind, size_of
 
 _BY_NAME: dict[str, FieldKind] = {
-    **dict.fromkeys(("mask", "masks", "segmentation", "seg", "annotation", "label_map"), "mask"),
+    **dict.fromkeys(MASK_NAMES, "mask"),
     **dict.fromkeys(("box", "boxes", "bbox", "bboxes"), "boxes"),
     **dict.fromkeys(("point", "points", "keypoints"), "points"),
     **dict.fromkeys(("y", "label", "labels", "class", "classes"), "other"),

@@ -24,6 +24,7 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.sample import Sample
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import Version
+from kdpipes.storage.images import open_image
 from kdpipes.storage.shard_index import IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample
 
@@ -263,7 +264,7 @@ def _as_pil(value: Any) -> Image.Image:
     if isinstance(value, _Picture):
         return value.to_pil()
     if isinstance(value, bytes):
-        return Image.open(io.BytesIO(value))
+        return open_image(value)
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
         value = value.transpose(1, 2, 0) if value.ndim == 3 else value

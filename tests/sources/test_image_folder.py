@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import fsspec
 import numpy as np
 import pytest
+from PIL import Image
 
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES
@@ -21,7 +24,7 @@ from kdpipes.sources import _file_reader
 @pytest.fixture
 def birds(tmp_path: Path) -> Path:
     """Four files that only look like images, in two class folders."""
-    for name in ("stork/2.png", "heron/10.jpg", "heron/2.JPG", "heron/old/1.jpg", "heron/notes.txt", "heron/.x.jpg"):
+    for name in ("stork/2.png", "heron/10.jpg", "heron/2.JPG", "heron/old/1.jpg", "notes.txt", "heron/.x.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
     return tmp_path
@@ -90,7 +93,7 @@ def test_a_folder_without_class_folders_of_images_is_rejected(birds: Path) -> No
     with pytest.raises(kdp.DataError, match=r"^Image '0\.jpg' is in '.*' itself, .* `FileLister\(root\)\.to_samples"):
         len(kdp.image_folder(birds))
     (birds / "empty").mkdir()
-    with pytest.raises(kdp.DataError, match=r"^There are no images in '.*/empty': no file ends with one of \.jpg, "):
+    with pytest.raises(kdp.DataError, match=r"^There are no images in '.*/empty': no file has the suffix of an image"):
         len(kdp.image_folder(birds / "empty"))
 
 
@@ -101,13 +104,111 @@ def test_bytes_that_are_no_image_are_an_error_with_the_sample(birds: Path) -> No
     assert caught.value.__notes__ == ["kdpipes: while decoding field 'x' of sample 'heron/2.JPG' (ordinal 1)"]
 
 
-def test_a_folder_without_images_is_a_class_all_the_same(tmp_path: Path) -> None:
-    for name in ("a", "c"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "1.jpg").write_bytes(b"")
+ODD = (
+    "__MACOSX/a/._1.jpg",
+    "lost+found/x",
+    "@eaDir/1.jpg/t.jpg",
+    "a/@eaDir/1.jpg",
+    "Thumbs.db",
+    "a/Thumbs.db",
+    "README",
+)
+
+
+@pytest.fixture(params=["path", "file", "zip", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[Sequence[str]], str]]:
+    """A function that writes files to one of several kinds of folders and returns its path or URL."""
+
+    def write(names: Sequence[str]) -> str:
+        for name in names:
+            path = tmp_path / "d" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+        if request.param == "zip":
+            with zipfile.ZipFile(tmp_path / "d.zip", "w") as archive:
+                for name in names:
+                    archive.write(tmp_path / "d" / name, f"d/{name}")
+            return f"zip://d::file://{tmp_path}/d.zip"
+        if request.param == "memory":
+            fsspec.filesystem("memory").put(str(tmp_path / "d"), "/odd/d", recursive=True)
+            return "memory://odd/d"
+        return f"{tmp_path}/d" if request.param == "path" else f"file://{tmp_path}/d"
+
+    yield write
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/odd"):
+        memory.rm("/odd", recursive=True)
+
+
+def test_classes_are_the_folders_with_images_wherever_they_lie(place: Callable[[Sequence[str]], str]) -> None:
+    root = place(["a/1.jpg", "c/1.JPG", "annotations/1.xml", "b/readme.txt", "b/deep/notes"])
+    pipe = kdp.image_folder(root)
+    with pytest.warns(UserWarning, match="image_folder") as caught:
+        assert (pipe.class_names(), pipe.column("y").tolist()) == (("a", "c"), [0, 1])
+    assert len(caught) == 1
+    words = (
+        r"leaves out 3 files whose suffixes are not those of images \(.*1 without a suffix.*\): 'annotations/1.xml', "
+        r"'b/deep/notes', 'b/readme.txt'; and 2 folders without images, which are not classes: 'annotations', 'b'\. "
+        r"Give images one of the suffixes \..*\.jpg.* `kdp\.from_ids`"
+    )
+    assert re.search(words, str(caught[0].message))
+
+
+def test_files_of_operating_systems_are_left_out_silently(place: Callable[[Sequence[str]], str]) -> None:
+    pipe = kdp.image_folder(place(["a/1.jpg", "c/1.jpg", *ODD]))
+    assert ([sample.key for sample in pipe], pipe.class_names()) == (["a/1.jpg", "c/1.jpg"], ("a", "c"))
+
+
+def test_an_empty_folder_is_no_class_unless_it_is_named(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "c/1.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"")
     (tmp_path / "b").mkdir()
-    pipe = kdp.image_folder(tmp_path)
+    (tmp_path / ".git").mkdir()
+    with pytest.warns(UserWarning, match=r"leaves out 1 folders without images, which are not classes: 'b'\. Pass `cl"):
+        assert kdp.image_folder(tmp_path).column("y").tolist() == [0, 1]
+    pipe = kdp.image_folder(tmp_path, class_names=["a", "b", "c"])
     assert (pipe.class_names(), pipe.column("y").tolist()) == (("a", "b", "c"), [0, 2])
+
+
+def test_linked_class_folders_are_read(tmp_path: Path) -> None:
+    (tmp_path / "all" / "a").mkdir(parents=True)
+    (tmp_path / "all" / "a" / "1.jpg").write_bytes(b"")
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "b").symlink_to(tmp_path / "all" / "a")
+    for root in (f"{tmp_path}/some", f"file://{tmp_path}/some"):
+        assert [sample.key for sample in kdp.image_folder(root)] == ["b/1.jpg"]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "TGA", "PCX", "SGI"])
+def test_every_suffix_of_a_format_is_read_and_decoded(kind: str, tmp_path: Path) -> None:
+    Image.init()
+    suffixes = [suffix for suffix, name in Image.registered_extensions().items() if name == kind and suffix != ".pfm"]
+    (tmp_path / "a").mkdir()
+    for suffix in suffixes:
+        Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "a" / f"1{suffix.upper()}", kind)
+    pipe = kdp.image_folder(tmp_path).decode_images("x")
+    assert [np.asarray(sample["x"]).shape for sample in pipe] == [(8, 8, 3)] * len(suffixes)
+
+
+@pytest.mark.parametrize("suffix", [".eps", ".ps", ".pdf", ".wmf", ".mpg", ".h5"])
+def test_suffixes_of_formats_without_pixels_are_left_out(suffix: str, tmp_path: Path) -> None:
+    for name in ("1.jpg", f"1{suffix}"):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "a" / name).write_bytes(b"")
+    with pytest.warns(UserWarning, match=rf"leaves out 1 files .* \(1 \{suffix}\): 'a/1\{suffix}'"):
+        assert len(kdp.image_folder(tmp_path)) == 1
+
+
+def test_suffixes_of_plugins_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
+    monkeypatch.setattr(Image, "ID", list(Image.ID))
+    monkeypatch.setattr(Image, "EXTENSION", dict(Image.EXTENSION))
+    Image.register_open("RAWX", lambda file, name: None, lambda prefix: False)  # type: ignore[arg-type, return-value]
+    Image.register_extension("RAWX", ".rawx")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.rawx").write_bytes(b"")
+    assert kdp.image_folder(tmp_path)[0].key == "a/1.rawx"
 
 
 def test_classes_may_be_given_so_that_two_folders_agree(tmp_path: Path) -> None:

@@ -295,3 +295,29 @@ def test_photos_of_a_folder_are_unchanged_by_default(tmp_path: Path) -> None:
     photos = kdp.image_folder(write_photo_folder(tmp_path / "photos"))[:8]
     for plain, with_exif in zip(photos.decode_images("x"), photos.decode_images("x", exif=True), strict=True):
         assert np.array_equal(plain["x"], with_exif["x"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.parametrize("name", ["mask", "masks", "segmentation", "seg", "annotation", "label_map"])
+@pytest.mark.parametrize("mode", ["P", "L", "1"])
+def test_fields_named_like_masks_keep_class_numbers(name: str, mode: str, batch_size: int) -> None:
+    numbers = np.array([[0, 1, 1], [1, 0, 1]], dtype=np.uint8)
+    mask = Image.fromarray(numbers).convert("P")
+    mask.putpalette([0, 0, 0, 128, 0, 0])
+    mask = mask if mode == "P" else Image.fromarray(numbers if mode == "L" else numbers.astype(bool))
+    file = io.BytesIO()
+    mask.save(file, "PNG")
+    rows = [(file.getvalue(), file.getvalue())] * 2
+    chain = kdp.from_dataset(rows, fields=f"{name} other").decode_images(name).decode_images("other")
+    assert np.array_equal(np.asarray(chain[0][name]), numbers)
+    masks, others = next(iter(chain.select(f"{name} other").deal(batch_size=batch_size).collate_samples()))
+    assert (masks.dtype, masks.shape[1:], others.shape[1:]) == (torch.uint8, (2, 3), (3, 2, 3))
+    assert np.array_equal(masks[0], numbers)
+
+
+def test_a_mask_in_colors_is_an_error_that_names_the_mode() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(file, "PNG")
+    sample = kdp.from_dataset([(file.getvalue(),)], fields="mask").decode_images("mask")[0]
+    with pytest.raises(kdp.DataError, match=r"of mode 'RGB'; `decode_images\(\.\.\., mode='RGB'\)` keeps them"):
+        np.asarray(sample["mask"])

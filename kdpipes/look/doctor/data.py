@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import logging
 import re
@@ -32,6 +31,7 @@ from kdpipes.look.doctor.rules import (
 )
 from kdpipes.look.rendering import bytes_text
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
+from kdpipes.storage.images import open_image
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.work.decode import DecodedImage, ImageDecoder, orientation_of
 from kdpipes.work.fields import FieldAdder, Selector
@@ -196,7 +196,7 @@ def _headers(source: Any, field: str) -> Iterator[Image.Image]:
     for value in itertools.islice(contents(source, field, positions), _NUM_PROBED):
         if isinstance(value, bytes | bytearray | memoryview):
             try:
-                yield Image.open(io.BytesIO(value))
+                yield open_image(value)
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # which the chain reports
                 continue
 
