@@ -15,6 +15,7 @@ from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.callback import Callback
 from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
+from kdpipes.core.keys import without_repetition
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
@@ -30,12 +31,12 @@ _NUM_NAMED = 5  # how many missing keys a warning names
 
 
 def bare_key(key: str) -> str:
-    """Return a key without the name of its shard and without the extension of a file.
+    """Return a key without the name of its shard, the extension of a file and the number of a repetition.
 
     >>> bare_key("images-000.tar/cat/0007"), bare_key("cat/0007.jpg")
     ('cat/0007', 'cat/0007')
     """
-    return _EXTENSION.sub("", _SHARD.sub("", key))
+    return _EXTENSION.sub("", _SHARD.sub("", without_repetition(key)))
 
 
 @functional_pipe("join", flavour="map")

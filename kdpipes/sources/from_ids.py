@@ -13,6 +13,7 @@ from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.keys import repetitions, unique_key
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
@@ -37,7 +38,7 @@ class IdReaderMapDataPipe(MapPipe):
 
     Args:
         ids: The IDs, in order. The key of a sample is `str(id)`. If the ID is a URL, its user name, password, signature
-            and expiry are removed from the key.
+            and expiry are removed from the key. If an ID repeats, the later samples have the keys "ID #2", "ID #3", ...
         labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Text labels become class
             numbers. Without labels, samples have no field `y`.
         load: A function that returns `x` for an ID; or a path or URL that contains `{id}`: `.pt` files are read as
@@ -83,6 +84,7 @@ class IdReaderMapDataPipe(MapPipe):
             load = FileLoader(load, Access(storage_options=storage_options, hedge_s=hedge_s))
         self._files = load if isinstance(load, FileLoader) else None
         self._load = Callback("load", load)
+        self._repetitions: Shared[NDArray[np.int32] | None] | None = None
 
     def fingerprint(self) -> Any:
         ids = self._ids.value
@@ -102,11 +104,12 @@ class IdReaderMapDataPipe(MapPipe):
             label = self._labels.value[index]
             fields["y"] = label.item() if isinstance(label, np.generic) else label
         version = "" if files is None else lambda: file_stamp(files.path_of(name))
-        return Sample(fields, key=identity_of(str(name)), index=index, version=version)
+        sample = Sample(fields, key=self._key(index), index=index, version=version)
+        return sample if files is None else sample.share(identity_of(str(name)))
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
         ids = [self._ids.value[index] for index in positions.tolist()]
-        keys = [identity_of(str(name)) for name in ids]
+        keys = list(map(self._key, positions.tolist()))
         found: dict[str, Sequence[Any]] = {"key": keys, "index": positions.tolist()}
         if "y" in names and self._labels is not None:
             found["y"] = self._labels.value[positions].tolist()
@@ -117,6 +120,31 @@ class IdReaderMapDataPipe(MapPipe):
     def value_fingerprint(self) -> Any:
         """Return the data that identify values in caches, in addition to the versions of the files."""
         return self._load
+
+    def prepare_for_workers(self) -> None:
+        """Called before workers start."""
+        self._numbers_of_keys()
+
+    def _key(self, index: int) -> str:
+        """Return the key of a sample, which is unique in the source."""
+        name = self._name(index)
+        numbers = self._numbers_of_keys()
+        return name if numbers is None else unique_key(name, int(numbers[index]))
+
+    def _name(self, index: int) -> str:
+        """Return the text that the key of a sample is made of."""
+        return identity_of(str(self._ids.value[index]))
+
+    def _names(self) -> Sequence[str] | None:
+        """Return the texts that keys are made of; None if it is known that they differ."""
+        ids = self._ids.value
+        return None if isinstance(ids, range) else list(map(self._name, range(len(ids))))
+
+    def _numbers_of_keys(self) -> NDArray[np.int32] | None:
+        if self._repetitions is None:
+            names = self._names()
+            self._repetitions = Shared(None if names is None else repetitions(names))
+        return self._repetitions.value
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
@@ -132,7 +160,7 @@ class IdReaderMapDataPipe(MapPipe):
 
     def read_column(self, name: str) -> NDArray[Any]:
         if name == "key":
-            return np.asarray([identity_of(str(name)) for name in self._ids.value])
+            return np.asarray(list(map(self._key, range(len(self)))))
         return self._labels.value if name == "y" and self._labels is not None else super().read_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:

@@ -58,7 +58,8 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             working directory.
         label: The column of labels, which becomes field `y`. Text becomes class numbers; a missing label becomes -1.
         key: The column whose text is the key of a sample. Each text must occur once. By default, it is the column
-            `path`, or else the number of the row.
+            `path`, or else the number of the row. If a path repeats, as it does with several boxes or captions for an
+            image, the later rows have the keys "PATH #2", "PATH #3", ...
         columns: The columns to keep as fields; by default all of them.
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text, or the names
             that Hugging Face's `ClassLabel` gives them.
@@ -162,11 +163,11 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             sample[name] = Lazy(lambda _, column=column: column[index], what=f"reading {name!r}", is_cheap=True)
         if self._numbers is not None:
             sample["y"] = self._numbers[index].item()
-        return sample if self._keys is None else sample.fork(key=identity_of(self._keys[index]))
+        return sample
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
         indices: list[int] = positions.tolist()
-        keys = [str(index) if self._keys is None else identity_of(self._keys[index]) for index in indices]
+        keys = list(map(self._key, indices))
         found: dict[str, Sequence[Any]] = {"key": keys, "index": indices}
         found |= {name: self._columns[name].take(indices) for name in names if name in self._columns}
         if "y" in names and self._numbers is not None:
@@ -175,6 +176,12 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             paths = [self._ids.value[index] for index in indices]
             found["x"] = made_of_each(bulk, self._load, paths, keys=lambda: keys, what="loading field 'x'")
         return [found[name] for name in names]
+
+    def _name(self, index: int) -> str:
+        return str(index) if self._keys is None else identity_of(self._keys[index])
+
+    def _names(self) -> Sequence[str] | None:
+        return None if self._keys is None or self._keys.differ() else self._keys.names()
 
     def has_column(self, name: str) -> bool:
         return name in ("key", *self._columns) or (name == "y" and self._numbers is not None)
@@ -187,7 +194,8 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
                 return np.arange(len(self)).astype(f"<U{max(len(str(len(self) - 1)), 1)}")
             # In parts, because texts in a list take several times as much memory as in an array.
             parts = [np.asarray(list(map(identity_of, part)), dtype=np.str_) for part in self._keys.parts()]
-            return np.concatenate([np.zeros(0, dtype="<U1"), *parts])
+            keys = np.concatenate([np.zeros(0, dtype="<U1"), *parts])
+            return keys if self._numbers_of_keys() is None else super().read_column(name)
         return self._columns[name].as_numpy() if name in self._columns else super().read_column(name)
 
     def field_names(self) -> frozenset[str]:
@@ -289,6 +297,15 @@ class _Texts(Sequence[str]):
         if value is None or value == "":
             raise DataError(f"Row {index} of the table has no key or path. Drop such rows, or fill them in.")
         return str(value)
+
+    def names(self) -> list[str]:
+        """Return all texts without secrets, and empty ones where they are missing."""
+        return [identity_of("" if value is None else str(value)) for value in self.values.to_pylist()]
+
+    def differ(self) -> bool:
+        """Return whether it is known that no text occurs twice."""
+        is_url = len(self) > 0 and "://" in str(self.values[0].as_py())  # which may differ in secrets alone
+        return not is_url and bool(pc.count_distinct(self.values, mode="all").as_py() == len(self.values))
 
     def reject_doubles(self, key: str) -> None:
         """Raise DataError if a text occurs twice."""
