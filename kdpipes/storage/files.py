@@ -34,7 +34,7 @@ from kdpipes.storage.retries import (
     retried,
     what_went_wrong,
 )
-from kdpipes.storage.urls import identity_of, is_local
+from kdpipes.storage.urls import identity_of, is_local, join_url
 
 Result = TypeVar("Result")
 
@@ -306,13 +306,14 @@ def naming(url: str) -> Iterator[None]:
 
 def _as_unreadable(url: str, error: Exception) -> Exception:
     if is_missing(error):
-        hint = " Globs are not expanded: give a list, or a brace range." if "*" in url else ""
+        hint = " Globs are not expanded here: name each file." if "*" in url else ""
         if "bucket does not exist" in str(error):
             hint += " Its bucket does not exist either: are its name and the endpoint right?"
         return FileNotFoundError(f"There is no file {masked(url)!r}.{hint}")
     if isinstance(error, IsADirectoryError):
-        pattern = f"{url.rstrip('/')}/*.tar"
-        return DataError(f"{url!r} is a folder; a file is needed. Write {pattern!r} for the shards in it.")
+        shards = Path(url).glob("*.tar") if is_local(url) else ()
+        hint = f"Write {join_url(url, '*.tar')!r} for the shards in it." if any(shards) else "Name a file in it."
+        return DataError(f"{url!r} is a folder; a file is needed. {hint}")
     if isinstance(error, ImportError):
         return not_installed(url, error)
     if isinstance(error, SilenceError):

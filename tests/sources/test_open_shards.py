@@ -70,6 +70,7 @@ def test_headers_are_read_when_needed_and_then_never_again(write: Callable[..., 
 
 @pytest.mark.parametrize("name", ["open_shards", "stream_shards"])
 def test_a_folder_is_told_how_to_name_its_shards(name: str, tmp_path: Path) -> None:
+    (tmp_path / "0.tar").touch()
     way_out = rf"Write '{tmp_path}/\*\.tar' for the shards in it\.$"
     with pytest.raises(DataError, match=rf"^'{tmp_path}/?' is a folder; a file is needed\. {way_out}"):
         next(iter(getattr(kdp, name)(f"{tmp_path}/")))

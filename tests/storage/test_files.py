@@ -13,6 +13,7 @@ from fsspec.registry import known_implementations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage.files import list_files, read_url
 from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
@@ -90,8 +91,15 @@ def test_a_file_in_place_of_a_folder_and_reverse_are_named(tmp_path: Path) -> No
     path.write_bytes(b"")
     with pytest.raises(NotADirectoryError, match=r"a\.jpg' is a file\. Pass a folder\.$"):
         list_files(str(path), (".jpg",))
-    with pytest.raises(DataError, match=rf"^'{tmp_path}' is a folder; a file is needed\."):
+    with pytest.raises(DataError, match=rf"^'{tmp_path}' is a folder; a file is needed\. Name a file in it\.$"):
         read_url(str(tmp_path))
+
+
+def test_the_hint_for_a_glob_fits_lists_of_files(tmp_path: Path) -> None:
+    pattern = f"{tmp_path}/*.jpg"
+    for pipe in (kdp.from_ids([pattern]), kdp.from_table({"file": [pattern]}, path="file")):
+        with pytest.raises(FileNotFoundError, match=r"\*\.jpg'\. Globs are not expanded here: name each file\."):
+            pipe[0]["x"]
 
 
 def test_a_file_system_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
