@@ -21,14 +21,29 @@ def field_of(name: str, fields: Any) -> str | None:
 
 
 def entry_of(value: Any, path: str, name: str) -> Any:
-    """Return the entry of nested dictionaries at a path such as "size.width". Errors show it as `name`."""
-    for part in path.split("."):
-        if not isinstance(value, dict):
-            raise DataError(f"Column {name!r} looks up {part!r} in a dictionary, but found {type(value).__name__}.")
-        if part not in value:
-            raise FieldError(f"Column {name!r}: there is no entry {part!r}; there is {', '.join(map(repr, value))}.")
-        value = value[part]
-    return value
+    """Return the entry of nested dictionaries at a path such as "size.width". Errors show it as `name`.
+
+    Keys may contain dots themselves. Of several divisions of the path into keys that exist, the one whose first key is
+    the shortest counts.
+
+    >>> entry_of({"size": {"width": 3}}, "size.width", "json.size.width"), entry_of({"m.w": 4}, "m.w", "json.m.w")
+    (3, 4)
+    """
+    if not isinstance(value, dict):
+        key = path.partition(".")[0]
+        raise DataError(f"Column {name!r} looks up {key!r} in a dictionary, but found {type(value).__name__}.")
+    ends = [place for place, letter in enumerate(path) if letter == "."]
+    keys = [key for key in (*(path[:end] for end in ends), path) if key in value]
+    for key in keys:
+        if key == path:
+            return value[key]
+        try:
+            return entry_of(value[key], path[len(key) + 1 :], name)
+        except (DataError, FieldError):
+            if key == keys[-1]:
+                raise
+    there = f"there is {', '.join(map(repr, value))}" if value else "the dictionary is empty"
+    raise FieldError(f"Column {name!r}: there is no entry {path!r}; {there}.")
 
 
 def lazy_entry(sample: Sample, name: str) -> Lazy | None:
