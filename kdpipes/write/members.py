@@ -34,11 +34,17 @@ _LONGEST, _LARGEST = 100, 8**11 - 1  # what the fields of a plain header can hol
 END_MARK = bytes(2 * _BLOCK)
 _SUFFIX = re.compile(r"(?<=[^/])\.[A-Za-z][A-Za-z0-9]{0,4}$")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_JPEG_QUALITY = 95
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "ppm": "PPM", "gif": "GIF"}
-_OPTIONS: dict[str, dict[str, Any]] = {"jpg": {"quality": _JPEG_QUALITY}, "webp": {"lossless": True}}
+_FORMATS |= {"avif": "AVIF", "jp2": "JPEG2000", "j2k": "JPEG2000"}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "jpg": {"quality": 95},
+    "webp": {"lossless": True},
+    "avif": {"quality": 90, "max_threads": 1},  # bytes must not depend on the number of processors
+    "j2k": {"no_jp2": True},
+}
 _SAME = {"jpeg": "jpg", "tiff": "tif", "pgm": "ppm"}
 _MODES = {"jpg": ("1", "L", "RGB", "CMYK", "RGBA", "LA"), "webp": ("1", "L", "RGB", "RGBA", "LA")}
+_MODES |= {"avif": _MODES["webp"], **dict.fromkeys(("jp2", "j2k"), ("L", "LA", "I;16", "RGB", "RGBA"))}
 _IMAGES = frozenset({*_FORMATS, *_SAME, "pbm", "pnm", "img", "image"})
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _TEXTS = frozenset({"txt", "text", "transcript"})
@@ -254,7 +260,10 @@ def _image_bytes(value: Any, kind: str) -> bytes:
             f"{instead!r}, or convert the image"
         )
     image = image.convert("RGB") if kind == "jpg" and image.mode in ("RGBA", "LA") else image
-    image.save(file, _FORMATS[kind], **_OPTIONS.get(kind, {}))
+    try:
+        image.save(file, _FORMATS[kind], **_OPTIONS.get(kind, {}))
+    except KeyError as error:
+        raise ChainError(f"this Pillow cannot write {kind!r}: install Pillow 11.3 or newer") from error
     return file.getvalue()
 
 
@@ -286,9 +295,23 @@ def _kind_of_bytes(content: bytes) -> str:
         return "gif"
     if content.startswith((b"II*\0", b"MM\0*")):
         return "tif"
+    if content[4:8] == b"ftyp":
+        return _kind_of_brands(content[8 : int.from_bytes(content[:4], "big")])
+    if content.startswith(b"\x00\x00\x00\x0cjP  \r\n\x87\n"):
+        return "jp2"
+    if content.startswith(b"\xff\x4f\xff\x51"):
+        return "j2k"
     if content[:2] == b"BM" and int.from_bytes(content[2:6], "little") == len(content):
         return "bmp"
     return "ppm" if _NETPBM.match(content) else ""
+
+
+def _kind_of_brands(content: bytes) -> str:
+    """Return the extension of a file of ISO's container format by its brands; empty if it is not an image."""
+    brands = {content[start : start + 4] for start in range(0, len(content), 4)}
+    if brands & {b"avif", b"avis"}:
+        return "avif"
+    return "heic" if brands & {b"heic", b"heix", b"hevc", b"mif1"} else ""
 
 
 def as_tar_key(key: str) -> str:

@@ -141,8 +141,9 @@ def write_shards(
         max_samples: The number of samples in a shard; the last shard may have fewer. Pass this or `max_bytes`.
         max_bytes: The maximum size of a tar. A larger sample gets a shard of its own.
         fields: The names of the fields to write, in one string; by default all.
-        encode: The format of fields by name: "png", "jpg" (at quality 95), "webp" (lossless), "npy", "pth", "json",
-            "txt", ...; or a function that returns bytes. Values that have the format already are written unchanged.
+        encode: The format of fields by name: "png", "jpg" (at quality 95), "webp" (lossless), "avif" (at quality 90),
+            "jp2" (JPEG 2000, lossless), "npy", "pth", "json", "txt", ...; or a function that returns bytes. Values that
+            have the format already are written unchanged.
         extensions: The extensions of fields by name, if the rules above do not fit.
         key: A function that takes a sample and returns its key, which is not changed. An invalid key is an error.
         num_workers: The number of processes that write shards; 0 writes in this process. With an executor that does not

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 
 import kdpipes as kdp
 from kdpipes.core.errors import ChainError, DataError
@@ -94,6 +94,55 @@ def test_arrays_and_pixels_come_back(tmp_path: Path) -> None:
         one(tmp_path / "two", {"x": b"\xff\xd8\xff", "jpg": b"a"})
 
 
+def picture(mode: str = "RGB") -> Image.Image:
+    values = np.arange(12 * 8 * 4, dtype=np.uint16).reshape(12, 8, 4)
+    return Image.fromarray(values[..., 0]) if mode == "I;16" else Image.fromarray(values.astype(np.uint8)).convert(mode)
+
+
+IMAGE_KINDS = ["jpg", "png", "webp", "gif", "tif", "bmp", "ppm", "jp2", "j2k", "avif"]
+
+
+@pytest.mark.parametrize("kind", IMAGE_KINDS)
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_images_of_every_format_are_written_and_recognized(kind: str, mode: str, tmp_path: Path) -> None:
+    if kind == "avif" and not features.check("avif"):
+        pytest.skip("this Pillow cannot write AVIF")
+    image = picture(mode)
+    content = one(tmp_path, {"x": image}, encode={"x": kind})[f"0.{kind}"]
+    assert one(tmp_path / "again", {"x": image}, encode={"x": kind}) == {f"0.{kind}": content}
+    assert one(tmp_path / "bytes", {"x": content}) == {f"0.{kind}": content}
+    assert one(tmp_path / "named", {"photo": content}) == {f"0.photo.{kind}": content}
+    assert one(tmp_path / "kept", {"x": content}, encode={"x": kind}) == {f"0.{kind}": content}
+    read = Image.open(io.BytesIO(content))
+    assert read.size == (8, 12)
+    if kind not in ("jpg", "avif"):
+        assert read.convert(mode).tobytes() == image.tobytes()
+
+
+def test_depth_and_opacity_survive_jpeg_2000(tmp_path: Path) -> None:
+    for mode in ("I;16", "LA", "RGBA"):
+        content = one(tmp_path / mode[0:2], {"x": picture(mode)}, encode={"x": "jp2"})["0.jp2"]
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(content))), np.asarray(picture(mode)))
+
+
+@pytest.mark.parametrize(
+    ("content", "extension"),
+    [
+        (b"\0\0\0\x18ftypmif1\0\0\0\0mif1avif-", "avif"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic-", "heic"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n-", "jp2"),
+        (b"\xff\x4f\xff\x51-", "j2k"),
+    ],
+)
+def test_formats_are_recognized_by_their_first_bytes(content: bytes, extension: str, tmp_path: Path) -> None:
+    assert one(tmp_path, {"x": content}) == {f"0.{extension}": content}
+
+
+def test_a_video_is_bytes_of_an_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(ChainError, match="Field 'x' of sample '0' holds bytes of an unknown kind"):
+        one(tmp_path, {"x": b"\0\0\0\x18ftypisom\0\0\0\0isommp41-"})
+
+
 @pytest.mark.parametrize("key", ["a.b", "", "a/", "../a", "/a", "a\n"])
 def test_a_key_that_a_tar_cannot_hold_is_rejected(letters: Any, tmp_path: Path, key: str) -> None:
     with pytest.raises(DataError, match="cannot be used in a tar"):
@@ -120,6 +169,8 @@ def test_a_key_that_comes_twice_is_rejected(letters: Any, tmp_path: Path, num_wo
         (Image.new("F", (3, 3)), "png", "cannot write mode F"),
         (Image.new("I;16", (3, 3)), "jpg", "cannot store an image of mode 'I;16' without loss: .* 'png'"),
         (Image.new("P", (3, 3)), "jpg", "cannot store an image of mode 'P' without loss"),
+        (Image.new("P", (3, 3)), "jp2", "cannot store an image of mode 'P' without loss: .* 'png'"),
+        (Image.new("I;16", (3, 3)), "avif", "cannot store an image of mode 'I;16' without loss: .* 'png'"),
         (Image.new("F", (3, 3)), "webp", "cannot store an image of mode 'F' without loss: .* 'tif'"),
     ],
     ids=lambda value: None if isinstance(value, str) else "",
