@@ -89,6 +89,9 @@ PROOFS = {
         "Lists of files on web pages": "test_a_listing_leads_to_no_other_host",
         "`KDPIPES_ALLOW_PRIVATE_HOSTS=1`": "test_a_redirect_leads_to_no_network_that_is_more_private",
     },
+    "work/test_decode_images.py": {
+        "`decode_images` opens a file": "test_a_value_that_is_no_encoded_image_is_an_error",
+    },
     "sources/test_from_table.py": {
         "Rows of a remote table cannot name a local": "test_rows_of_a_remote_table_name_no_local_file",
         "Rows of a remote table cannot name a host": "test_rows_of_a_remote_table_reach_no_private_host",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -22,7 +24,9 @@ from kdpipes.core.sample import Lazy, Sample, sample_name
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.storage.codec import register_type
+from kdpipes.storage.files import read_url
 from kdpipes.storage.images import open_image
+from kdpipes.storage.urls import is_local
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 
 MASK_NAMES = ("mask", "masks", "segmentation", "seg", "annotation", "label_map")  # of fields
@@ -397,7 +401,8 @@ class ImageDecoder(Operation):
     backends return the same pixels as Pillow. See `kdp.Resize` for pixels after resizing.
 
     Args:
-        field: The name of the field. It holds bytes; a Pillow image, which does not change; or None.
+        field: The name of the field. It holds bytes, also as an array `[n] uint8`; the path of a local file; an image
+            of Hugging Face, `{"bytes": ..., "path": ...}`; a Pillow image, which does not change; or None.
         backend: The decoder for JPEGs. "auto": the fastest one that is installed. "turbojpeg": libjpeg-turbo 3, which
             decodes regions; from the system, the extra `fast`, or the path in the environment variable
             `KDPIPES_TURBOJPEG`. "simplejpeg": the library of the extra `fast`, which decodes whole images. "pillow":
@@ -424,6 +429,7 @@ class ImageDecoder(Operation):
         FieldError: There is no such field.
         ImportError: The backend is not installed.
         DataError: The bytes are not an image, or the mode cannot hold the pixels; the error names the sample.
+        FileNotFoundError: There is no file at a path.
 
     Example:
         >>> kdp.image_folder("photos").decode_images("x")[0]["x"].size  # doctest: +SKIP
@@ -500,11 +506,47 @@ class ImageDecoder(Operation):
     def _image_of(self, value: Any, name: Callable[[], str]) -> Any:
         if isinstance(value, Image.Image | EncodedImage | DecodedImage) or value is None:
             return value
-        if not isinstance(value, bytes | bytearray | memoryview):
-            raise TypeError(f"`decode_images` takes bytes, but the field holds {type(value).__name__}.")
-        image = EncodedImage(bytes(value), name, self.backend, self._exact, self.mode, self.exif)
+        content = _content_of(value)
+        if content is None:
+            return None
+        image = EncodedImage(content, name, self.backend, self._exact, self.mode, self.exif)
         image.size  # noqa: B018 - bytes that are not an image fail here, where the sample is known
         return image
+
+
+def _content_of(value: Any) -> bytes | None:
+    """Return the bytes of an encoded image in any of the forms that data sets have; None for a missing image.
+
+    Raises:
+        DataError: A path leads to no local file.
+        TypeError: The value is of another kind.
+    """
+    if isinstance(value, Mapping) and value and value.keys() <= {"bytes", "path"}:  # of Hugging Face
+        content = value.get("bytes")
+        value = value.get("path") if content is None else content
+    if isinstance(value, torch.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
+        return value.tobytes()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str | os.PathLike):
+        return _read_local(os.fspath(value))
+    if value is None:
+        return None
+    hint = "Pixels in arrays and tensors need no decoding." if hasattr(value, "shape") else ""
+    kind = type(value).__name__
+    raise TypeError(
+        f"`decode_images` takes bytes or the path of a local file, but the field holds {kind}. {hint}".strip()
+    )
+
+
+def _read_local(path: str) -> bytes:
+    if not is_local(path):
+        raise DataError(f"{path!r} is not a local file. `kdp.from_table(..., path=...)` and `kdp.from_ids` read URLs.")
+    if Path(path).exists() and not Path(path).is_file():  # reading a device or a pipe may never end
+        raise DataError(f"{path!r} is not a regular file.")
+    return read_url(path)
 
 
 class UnchangedImages(ImageDecoder):

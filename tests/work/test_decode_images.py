@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import weakref
+from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -101,8 +105,61 @@ def test_bytes_that_are_no_image_name_the_sample() -> None:
             with pytest.raises(kdp.DataError, match=f"{len(content)} bytes are not an image") as error:
                 next(iter(make(content).decode_images().select("x")))
             assert error.value.__notes__ == ["kdpipes: while decoding field 'x' of sample '0' (ordinal 0)"]
-    with pytest.raises(TypeError, match="`decode_images` takes bytes, but the field holds str"):
-        indexed("path.jpg").decode_images().select("x")[0]
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("form", ["path", "Path", "bytes", "struct", "struct of a path", "array", "tensor"])
+def test_encoded_images_may_have_any_form(form: str, batch_size: int, tmp_path: Path) -> None:
+    content, path = encoded(suffix="png"), tmp_path / "a.png"
+    path.write_bytes(content)
+    value: Any = {
+        "path": str(path),
+        "Path": path,
+        "bytes": content,
+        "struct": {"bytes": content, "path": "elsewhere.png"},
+        "struct of a path": {"bytes": None, "path": str(path)},
+        "array": np.frombuffer(content, np.uint8),
+        "tensor": torch.tensor(list(content), dtype=torch.uint8),
+    }[form]
+    expected = Image.open(io.BytesIO(content)).convert("RGB").tobytes()
+    for make in (indexed, stream):
+        assert next(iter(make(value).decode_images()))["x"].to_pil().tobytes() == expected
+    chain = kdp.from_dataset([{"x": value}] * 9, "x").decode_images().select("x")
+    images = [image for batch in chain.deal(batch_size=batch_size, uneven="keep") for (image,) in batch]
+    assert [image.to_pil().tobytes() for image in images] == [expected] * 9
+
+
+def test_images_of_hugging_face_are_decoded_from_tables(tmp_path: Path) -> None:
+    content = encoded(suffix="png")
+    (tmp_path / "b.png").write_bytes(content)
+    rows = [{"bytes": content, "path": "a.png"}, str(tmp_path / "b.png"), None]
+    features = datasets.Features({"image": datasets.Image()})
+    table = datasets.Dataset.from_dict({"image": rows}, features=features)
+    table.to_parquet(tmp_path / "images.parquet")
+    expected = Image.open(io.BytesIO(content)).convert("RGB").tobytes()
+    for source in (table, tmp_path / "images.parquet"):
+        images = [sample["image"] for sample in kdp.from_table(source).decode_images("image")]
+        assert [image and image.to_pil().tobytes() for image in images] == [expected, expected, None]
+
+
+def test_a_value_that_is_no_encoded_image_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (3, TypeError, "`decode_images` takes bytes or the path of a local file, but the field holds int"),
+        ({"width": 3}, TypeError, "but the field holds dict"),
+        ({}, TypeError, "but the field holds dict"),
+        (np.zeros((4, 4, 3), np.uint8), TypeError, "holds ndarray. Pixels in arrays and tensors need no decoding"),
+        (str(tmp_path / "missing.jpg"), FileNotFoundError, "There is no file '.*missing.jpg'"),
+        (str(tmp_path), kdp.DataError, "' is not a regular file"),
+        ("/dev/zero", kdp.DataError, "'/dev/zero' is not a regular file"),
+        (str(tmp_path / "pipe"), kdp.DataError, "pipe' is not a regular file"),
+        ("http://127.0.0.1/a.jpg", kdp.DataError, r"is not a local file. `kdp.from_table\(..., path=...\)`"),
+        ("file:///a.jpg", kdp.DataError, "is not a local file"),
+    ]
+    for value, kind, words in cases:
+        for make in (indexed, stream):
+            with pytest.raises(kind, match=words):
+                next(iter(make(value).decode_images().select("x")))
 
 
 def test_an_image_that_is_decoded_already_and_a_missing_one_pass() -> None:
