@@ -12,7 +12,7 @@ from kdpipes.core.order import Order
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.sources._member_reader import Habit
 from kdpipes.storage.access import Access, Threads, using
-from kdpipes.storage.files import read_url
+from kdpipes.storage.files import Version, read_url
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.urls import is_local
 
@@ -27,7 +27,7 @@ class FileReader:
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._ahead = RangeReader(read=lambda span: read_url(span.url))
+        self._ahead = RangeReader(read=_read_whole)
         self._habit = Habit()
         self.forget()
         forget_after_fork(self)
@@ -81,4 +81,8 @@ def _load(paths: list[str]) -> None:
 
 
 def _span(url: str, size: int) -> Span:
-    return Span(url, 0, _GUESS if size < 0 else max(size, 1))
+    return Span(url, 0, _GUESS if size < 0 else max(size, 1), Version(size, ""))
+
+
+def _read_whole(span: Span) -> bytes:
+    return read_url(span.url, size=span.version.size)

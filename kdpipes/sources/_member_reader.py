@@ -136,7 +136,8 @@ class MemberReader:
         if is_local(url):
             return read_span(url, offset, size, catalog.versions[number])
         with using(self._access):
-            return self._read_remote(catalog, index, Span(url, offset, offset + size), places)
+            span = Span(url, offset, offset + size, catalog.versions[number])
+            return self._read_remote(catalog, index, span, places)
 
     def _read_remote(self, catalog: Catalog, index: int, span: Span, places: Places) -> bytes:
         number, checksum, content = int(catalog.shards[index]), UNCHECKED, None
@@ -258,6 +259,7 @@ def _sizes(catalog: Catalog, fields: set[str], window: slice) -> NDArray[np.int6
 
 
 def _spans(catalog: Catalog, index: int, fields: set[str]) -> list[Span]:
-    url = catalog.urls[int(catalog.shards[index])]
+    number = int(catalog.shards[index])
+    url, version = catalog.urls[number], catalog.versions[number]
     starts = [(int(places.offsets[index]), int(places.sizes[index])) for places in _places(catalog, fields)]
-    return [Span(url, start, start + size) for start, size in starts if start >= 0 and not is_local(url)]
+    return [Span(url, start, start + size, version) for start, size in starts if start >= 0 and not is_local(url)]

@@ -18,6 +18,7 @@ from typing import Literal, TypeVar
 from kdpipes.core.errors import DataError, FieldError, masked
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import Threads
+from kdpipes.storage.answers import MAX_BYTES, TooLargeError
 from kdpipes.storage.catalog_file import KnownIndexes, cached_index, joined_once
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import Column, ColumnBuilder
@@ -45,6 +46,7 @@ CopyOf = Callable[[str, Version], str | None]
 _NUM_THREADS, _NUM_THREADS_LOCAL = 16, 4
 _STEP_S = 1.0  # after which Python sees a Ctrl-C that it has missed
 _SMALL = 1 << 18  # bytes of storage that are read in the time of a request
+_LARGEST_HEADER = 1 << 24  # bytes of an index besides its arrays
 _AT_ONCE = 512  # samples whose members are requested at a time
 _NUM_READINGS = 3  # of a shard that arrives damaged
 _log = logging.getLogger(__name__)
@@ -381,7 +383,11 @@ def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexF
     damage: list[DataError] = []
     known = [index_url(url), cached_index(url)]
     for place in places or (known if is_local(url) else reversed(known)):  # a request less
-        content = if_there(read_url, place)
+        try:
+            content = if_there(partial(read_url, max_bytes=_most_bytes(version)), place)
+        except TooLargeError as error:
+            damage.append(error)
+            continue
         if content is None:
             continue
         try:
@@ -396,6 +402,11 @@ def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexF
     fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
+
+
+def _most_bytes(version: Version) -> int:
+    """Return how large the index of a shard can be: the shard holds its keys and columns, too."""
+    return _LARGEST_HEADER + 2 * version.size if version.size >= 0 else MAX_BYTES
 
 
 def _may_fit(then: Version, now: Version, sidecar: str) -> bool:

@@ -22,11 +22,13 @@ from filelock import FileLock, Timeout
 
 from kdpipes.core.errors import DataError, as_cause, masked
 from kdpipes.storage.access import Threads
+from kdpipes.storage.answers import MAX_BYTES, Content, TooLargeError, Wanted, WrongAnswerError
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
 from kdpipes.storage.retries import (
     NUM_TRIES,
     SilenceError,
     ask,
+    fetch,
     hedged,
     in_time,
     is_missing,
@@ -39,7 +41,7 @@ from kdpipes.storage.urls import identity_of, is_local, join_url
 Result = TypeVar("Result")
 
 CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows has none
-_INDEX, _LISTING = 1 << 23, 1 << 27  # bytes that answers of unknown size may have
+_LISTING = 1 << 27  # bytes that answers of unknown size may have
 _NUM_LISTED = 16  # folders at a time
 # Names that begin with a dot, and files of macOS, Windows, Linux and Synology's photo station.
 _HIDDEN = re.compile(
@@ -52,6 +54,10 @@ _TAGS = (
     *("LastModified", "last_modified", "Last-Modified", "mtime", "created"),
 )
 _POLL_S = 0.01  # between two attempts to get a lock
+
+
+class ReplacedError(DataError):
+    """A shard is no longer what it was when its index was read."""
 
 
 class Version(NamedTuple):
@@ -81,6 +87,21 @@ def version_in(info: Mapping[str, Any]) -> Version:
     """Return the version of a file from its entry in a remote file system."""
     tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
     return Version(-1 if info["size"] is None else int(info["size"]), f"tag:{tag}" if tag else "")
+
+
+def reject_other(url: str, version: Version) -> None:
+    """Raise if a remote shard is of another version than when its index was read."""
+    try:
+        forget_listings([url])
+        now = version_of(url)
+    except FileNotFoundError as error:
+        raise ReplacedError(f"Shard {url!r} has been removed while it was read.") from error
+    if now != version:
+        then, new = (f"{each.size} bytes ({each.tag or 'no tag'})" for each in (version, now))
+        raise ReplacedError(
+            f"Shard {url!r} has been replaced since its index was read: it was {then}, and is {new} now. "
+            "Open the shards again."
+        )
 
 
 def md5_of(version: Version) -> str | None:
@@ -123,17 +144,32 @@ def open_local(path: str) -> IO[bytes]:
         return open(path, "rb")  # noqa: PTH123 - a `Path` takes a quarter longer
 
 
-def read_url(url: str, *, num_tries: int = NUM_TRIES) -> bytes:
-    """Return the whole content of a file; temporary errors are retried."""
+def read_url(url: str, *, num_tries: int = NUM_TRIES, size: int = -1, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the whole content of a file; temporary errors are retried.
+
+    Args:
+        url: A path or URL.
+        num_tries: The maximum number of requests.
+        size: The size of a remote file by its listing; -1 if it is unknown. If fewer bytes come, they are requested
+            again.
+        max_bytes: The maximum size of a remote file, so that a body without an end does not fill the memory.
+    """
     with naming(url):
         if is_local(url):
             with open(url, "rb", buffering=0) as file:  # noqa: PTH123 - as above
                 return file.readall()
         filesystem, path = filesystem_of(url)
-        content = retried(
-            lambda: hedged(lambda: ask(filesystem, "cat_file", url, path, num_bytes=_INDEX)), num_tries=num_tries
-        )
-    return bytes(content)
+
+        def read() -> Content:
+            content = hedged(partial(fetch, filesystem, url, path, Wanted(max_bytes=max_bytes))).content
+            if size not in (-1, len(content)):
+                raise WrongAnswerError(
+                    f"its listing says {size} bytes, and {len(content)} came, because storage has cut it, or it has "
+                    "been replaced. Run this again, which lists the files again"
+                )
+            return content
+
+        return bytes(retried(read, num_tries=num_tries))
 
 
 def if_there(read: Callable[[str], Result], url: str) -> Result | None:
@@ -318,6 +354,8 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
         return not_installed(url, error)
     if isinstance(error, SilenceError):
         return DataError(f"{error}.")
+    if isinstance(error, TooLargeError):
+        return TooLargeError(f"{url!r} cannot be read: {error}.")
     return DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}")
 
 

@@ -22,12 +22,14 @@ from fsspec.spec import AbstractFileSystem
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Threads, current_access, using
-from kdpipes.storage.files import Version, naming, remote_info, version_in
+from kdpipes.storage.answers import Content, NoRangesError, Wanted, is_other
+from kdpipes.storage.files import ReplacedError, Version, naming, reject_other, remote_info, version_in
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.retries import (
     NUM_SILENT,
     SilenceError,
     ask,
+    fetch,
     hedged,
     in_time,
     retried,
@@ -36,43 +38,45 @@ from kdpipes.storage.retries import (
 from kdpipes.storage.urls import is_local
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 23
+_MOST_CONFIRMED = 100_000
 _NUM_AHEAD = 6  # chunks under way, of a file that is being read to its end
 _NUM_WHOLE = 8  # of a file of which all is wanted and nothing needed soon
 _NUM_BEGUN = 4  # of the file that comes next
 _NUM_AT_FIRST = 3  # of a file of which perhaps only the beginning is wanted
 
 
-class NoRangesError(DataError):
-    """A server returned a whole file in response to a range request."""
-
-    def __init__(self, message: str, content: bytes = b"") -> None:
-        super().__init__(message)
-        self.content = content  # the whole file
-
-
 class BrokenStreamError(Exception):
     """A file that cannot be read on; the message follows the file's name."""
 
 
-Content = bytes | memoryview  # a view of the memory of the library that has read it, where that saves a copy
-
-
 class Span(NamedTuple):
-    """Bytes of a file, from `start` up to `stop`."""
+    """Bytes of a file, from `start` up to `stop`, and the version that it must have, as far as that is known."""
 
     url: str
     start: int
     stop: int
+    version: Version = Version(-1, "")
 
 
 def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> Content:
-    """Return the bytes of a span; temporary errors are retried."""
+    """Return the bytes of a span; temporary errors are retried.
+
+    Raises:
+        ReplacedError: The file is of another version.
+        NoRangesError: The server has no ranges.
+        DataError: It cannot be read.
+    """
     if span.start >= span.stop:
         return b""
     try:
-        return retried(partial(hedged, partial(_read_once, span)), num_silent=num_silent, final=(NoRangesError,))
-    except NoRangesError:
+        return retried(partial(hedged, partial(_read_once, span)), num_silent=num_silent, final=(ReplacedError,))
+    except ReplacedError:
         raise
+    except NoRangesError as error:
+        raise NoRangesError(
+            f"Shard {span.url!r} is on a server that does not support range requests: {error}. Use "
+            '`kdp.open_shards(fetch="shards")`, `kdp.stream_shards` or `kdpipes.write.copy_to_local`.'
+        ) from None
     except Exception as error:
         what = what_went_wrong(span.url, error)
         raise DataError(f"Shard {span.url!r} cannot be read at offset {span.start}: {what}.") from as_cause(error)
@@ -81,17 +85,19 @@ def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> Content:
 def _read_once(span: Span) -> Content:
     filesystem, path = filesystem_of(span.url)
     size = span.stop - span.start
-    content: Content = ask(filesystem, "cat_file", span.url, path, start=span.start, end=span.stop, num_bytes=size)
-    if len(content) > size:
-        raise NoRangesError(
-            f"Shard {span.url!r} is on a server that does not support range requests: {size} bytes were requested, "
-            f'{len(content)} received. Use `kdp.open_shards(fetch="shards")`, `kdp.stream_shards` or '
-            "`kdpipes.write.copy_to_local`.",
-            bytes(content),
-        )
+    content, tag = fetch(filesystem, span.url, path, Wanted(span.start, span.stop))
+    if is_other(tag, span.version.tag) and (span.url, tag) not in _confirmed:
+        reject_other(span.url, span.version)
+        if len(_confirmed) >= _MOST_CONFIRMED:
+            _confirmed.clear()
+        _confirmed.add((span.url, tag))
     if len(content) != size:
         raise DataError(f"{size} bytes were requested, {len(content)} received")
     return content
+
+
+# Tags of answers that differ from those of the same files in listings: some servers have different ones.
+_confirmed: set[tuple[str, str]] = set()
 
 
 @dataclass
@@ -266,7 +272,7 @@ def _merged(spans: Iterable[Span], max_gap: int, max_span: int) -> Iterator[Span
             is_near = span.url == current.url and span.start - current.stop <= max_gap
             stop = max(span.stop, current.stop)
             if is_near and (stop - current.start <= max_span or stop == current.stop):
-                current = Span(current.url, current.start, stop)
+                current = current._replace(stop=stop)
                 continue
             yield current
         current = span
@@ -311,6 +317,7 @@ class _RemoteFile:
         )
         self._file: Any = None
         self._offset = 0
+        self._answered: dict[str, str] = {}  # the tag of the first answer
         if version is not None:
             self._reject_change(version)
 
@@ -321,14 +328,14 @@ class _RemoteFile:
         def attempt() -> Content:
             nonlocal num_tries
             num_tries += 1
-            if self.has_ranges and not self._is_http:
+            if self.has_ranges:
                 return hedged(partial(self._range, start, stop))
-            read = self._range if self.has_ranges else self._read_on
-            return in_time(partial(read, start, stop), self._url, stop - start)
+            return in_time(partial(self._read_on, start, stop), self._url, stop - start)
 
+        final: tuple[type[Exception], ...] = (_ChangedError,) if self.has_ranges else (_ChangedError, SilenceError)
         try:
-            content = retried(attempt, final=(NoRangesError,) if self.has_ranges else (NoRangesError, SilenceError))
-        except NoRangesError:
+            content = retried(attempt, final=final)
+        except (NoRangesError, _ChangedError):
             raise
         except Exception as error:
             try:
@@ -358,23 +365,21 @@ class _RemoteFile:
             raise _ChangedError("it has changed since it was opened")
 
     def _range(self, start: int, stop: int) -> Content:
-        content: Content
-        if not self._is_http:
-            content = ask(
-                self._filesystem, "cat_file", self._url, self._path, start=start, end=stop, num_bytes=stop - start
-            )
-        else:  # of a server that ignores ranges, no more is read than is wanted
-            with self._filesystem.open(self._path, "rb", size=self.size, cache_type="none") as file:
-                file.seek(start)
-                try:
-                    content = file.read(stop - start)
-                except ValueError as error:  # fsspec's error for a server that sends the whole file
-                    raise NoRangesError(str(error)) from error
-        if len(content) > stop - start:
-            raise NoRangesError("the whole file came")
+        content, tag = fetch(self._filesystem, self._url, self._path, Wanted(start, stop))
+        self._check_tag(tag)
         if len(content) < stop - start:
             raise EOFError(f"{stop - start} bytes are due, {len(content)} came")
         return content
+
+    def _check_tag(self, tag: str) -> None:
+        """Raise if an answer is of another version than the first one, or than the file that was opened.
+
+        Some servers give answers to `HEAD` and `GET` different tags, so the latter alone proves nothing.
+        """
+        if tag and self._answered.setdefault("tag", tag) != tag:
+            raise _ChangedError("it has changed since it was opened")
+        if is_other(tag, self.version.tag) and not self._is_known:
+            self._check_again()
 
     def _read_on(self, start: int, stop: int) -> bytes:
         """Return a chunk by reading on, or from the beginning again."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as NotDone
 from concurrent.futures import as_completed, wait
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from fsspec.asyn import sync
 
 from kdpipes.core.errors import masked
 from kdpipes.storage.access import Threads, current_access
+from kdpipes.storage.answers import Answer, NoRangesError, TooLargeError, Wanted, checked_read
 from kdpipes.storage.filesystems import PrivateHostError
 from kdpipes.storage.object_store import ObjectFiles
 
@@ -24,12 +28,15 @@ NUM_TRIES = 6
 NUM_TRIES_WITH_COPY = 2  # where a local copy can be used instead
 NUM_SILENT = 2  # tries that may time out: each takes the whole time limit
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+_WHOLE = 1 << 23  # bytes that a whole file is expected to have
 _SLOWEST = 1 << 18  # bytes per second; large answers get that much more time
 _NAME = "kdpipes-request"  # of threads that are left behind with a request that is late
 _PAUSE_S = 10.0  # between two warnings, because many threads may wait for the same server
-_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError)
+_PERMANENT = (
+    *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError),
+    *(NoRangesError, TooLargeError),
+)
 _TEMPORARY_STATUSES = (408, 425, 429)
-_jitter = random.Random()
 _log = logging.getLogger(__name__)
 _warned_at = -math.inf
 
@@ -79,8 +86,13 @@ def retried(
             if num_timeouts == num_silent or isinstance(error, final) or is_permanent or is_rejected(error):
                 raise
             _log_retry(attempt, num_tries, error)
-            time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * _jitter.uniform(0.5, 1.5))
+            time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * _jitter())
     return action()
+
+
+def _jitter() -> float:
+    """Return a random factor from 0.5 to 1.5; not from a generator, because caches look for those that samples use."""
+    return 0.5 + os.urandom(1)[0] / 255
 
 
 def _log_retry(attempt: int, num_tries: int, error: Exception) -> None:
@@ -158,23 +170,64 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
     Raises:
         SilenceError: It takes longer than the time limit.
     """
-    seconds = current_access().timeout_s
-    if isinstance(filesystem, ObjectFiles):
-        try:
-            answer = filesystem.attempt(method, seconds, *args, **kwargs)
-        except _TIMEOUTS as error:
-            raise _silence(url, seconds or math.inf) from error
-        if answer is not NotImplemented:
-            return answer
-        filesystem = filesystem.filesystem
+    answer = _ask_objects(filesystem, method, url, *args, **kwargs)
+    if answer is not NotImplemented:
+        return answer
+    filesystem = _without_objects(filesystem)
     call = getattr(filesystem, method)
     # fsspec generates the synchronous methods of asynchronous file systems; only these take a timeout.
     is_generated = getattr(filesystem, "async_impl", False) and method in vars(filesystem)
-    if seconds is None or not is_generated:
+    if not is_generated:
         return in_time(lambda: call(*args, **kwargs), url, num_bytes)
-    seconds, begin = seconds + num_bytes / _SLOWEST, time.monotonic()
+    return _on_loop(partial(call, *args, **kwargs), url, num_bytes)
+
+
+def fetch(filesystem: Any, url: str, path: str, wanted: Wanted) -> Answer:
+    """Return the bytes of a file that are wanted, by one request within the time limit; errors name `url`.
+
+    Raises:
+        NoRangesError: The server has returned the whole file in response to a range request.
+        TooLargeError: A file that is wanted whole has too many bytes.
+        WrongAnswerError: Other bytes came.
+        SilenceError: It takes longer than the time limit.
+    """
+    answer: Answer = _ask_objects(filesystem, "read", url, path, wanted=wanted)
+    if answer is not NotImplemented:
+        return answer
+    filesystem = _without_objects(filesystem)
+    num_bytes = _WHOLE if wanted.stop is None else wanted.most
+    read = checked_read(filesystem)
+    if read is not None:
+        return cast("Answer", _on_loop(partial(sync, filesystem.loop, read, filesystem, path, wanted), url, num_bytes))
+    part = {} if wanted.stop is None else {"start": wanted.start, "end": wanted.stop}
+    content = ask(filesystem, "cat_file", url, path, num_bytes=num_bytes, **part)
+    wanted.check_length(len(content))
+    return Answer(content)
+
+
+def _ask_objects(filesystem: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
+    """Return what obstore answers; NotImplemented if it cannot."""
+    if not isinstance(filesystem, ObjectFiles):
+        return NotImplemented
+    seconds = current_access().timeout_s
     try:
-        return call(*args, timeout=seconds, **kwargs)  # on a timeout, fsspec also drops the connection
+        return filesystem.attempt(method, seconds, *args, **kwargs)
+    except _TIMEOUTS as error:
+        raise _silence(url, seconds or math.inf) from error
+
+
+def _without_objects(filesystem: Any) -> Any:
+    return filesystem.filesystem if isinstance(filesystem, ObjectFiles) else filesystem
+
+
+def _on_loop(call: Callable[..., Result], url: str, num_bytes: int) -> Result:
+    """Return what a call on fsspec's event loop returns; on a timeout, fsspec also drops the connection."""
+    limit = current_access().timeout_s
+    if limit is None:
+        return call()
+    seconds, begin = limit + num_bytes / _SLOWEST, time.monotonic()
+    try:
+        return call(timeout=seconds)
     except _TIMEOUTS as error:
         if time.monotonic() - begin < seconds:
             raise

@@ -22,8 +22,8 @@ from kdpipes.core.errors import DataError, masked
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.catalog import keep_index
-from kdpipes.storage.files import CAN_HOLD, HeldFile, cache_folder, pread
-from kdpipes.storage.shard_folder import ReplacedError, Shard, ShardFolder, StoredFile, download
+from kdpipes.storage.files import CAN_HOLD, HeldFile, ReplacedError, cache_folder, pread
+from kdpipes.storage.shard_folder import Shard, ShardFolder, StoredFile, download
 
 _AT_ONCE = 16  # how many shards an order may go through side by side
 _NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least

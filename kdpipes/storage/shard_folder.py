@@ -16,14 +16,14 @@ from typing import NamedTuple
 from kdpipes.core.errors import DataError
 from kdpipes.storage.files import (
     HeldFile,
+    ReplacedError,
     Version,
     cached_name,
-    forget_listings,
     locked,
     make_cache_folder,
     md5_of,
     pread,
-    version_of,
+    reject_other,
     write_all,
 )
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
@@ -33,10 +33,6 @@ _WHOLE, _PART, _LOCK = ".tar", ".part", "lock"
 _PATIENCE_S, _POLL_S = 60.0, 0.01
 _CHUNK = 1 << 20
 _without_md5: set[str] = set()  # folders whose tags look like checksums but are not
-
-
-class ReplacedError(DataError):
-    """A shard is no longer what it was when its index was read."""
 
 
 class Shard(NamedTuple):
@@ -277,8 +273,9 @@ def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> boo
                     if not is_wanted():
                         return False
         except BrokenStreamError as error:
+            reject_other(shard.url, shard.version)
             raise DataError(f"Shard {shard.url!r} {error}.") from error
-        _reject_other(shard)
+        reject_other(shard.url, shard.version)
         # An MD5 costs 1.4 s of CPU per GB, more than the download. With checksums, readers verify each member anyway,
         # and fetch what is damaged once more.
         if due is None or shard.is_checked or shard.folder in _without_md5:
@@ -292,21 +289,6 @@ def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> boo
         earlier = found
         os.ftruncate(file.descriptor, 0)
     raise DataError(f"Shard {shard.url!r} came damaged twice: its MD5 is {found}, and its tag {shard.version.tag!r}.")
-
-
-def _reject_other(shard: Shard) -> None:
-    """Raise if the shard has been replaced while it was read."""
-    try:
-        forget_listings([shard.url])
-        now = version_of(shard.url)
-    except FileNotFoundError as error:
-        raise ReplacedError(f"Shard {shard.url!r} has been removed while it was read.") from error
-    if now != shard.version:
-        then, new = (f"{version.size} bytes ({version.tag or 'no tag'})" for version in (shard.version, now))
-        raise ReplacedError(
-            f"Shard {shard.url!r} has been replaced since its index was read: it was {then}, and is {new} now. "
-            "Open the shards again."
-        )
 
 
 def _md5(file: HeldFile) -> str:

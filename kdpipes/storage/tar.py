@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 from fsspec.compression import compr
 
 from kdpipes.core.errors import DataError
+from kdpipes.storage.answers import NoRangesError
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import ColumnBuilder
 from kdpipes.storage.decoding import INTEGER, NUMBERS
-from kdpipes.storage.files import Version, open_local
+from kdpipes.storage.files import Version, open_local, read_url
 from kdpipes.storage.memory import read_span
-from kdpipes.storage.remote import BrokenStreamError, NoRangesError, RemoteStream, Span, read_range
+from kdpipes.storage.remote import BrokenStreamError, RemoteStream, Span, read_range
 from kdpipes.storage.shard_index import IndexBuilder, Places, ShardIndex
 from kdpipes.storage.tar_headers import (
     LONGEST_END,
@@ -307,8 +308,8 @@ class _Parts:
         if not self._whole:
             try:
                 return bytes(read_range(Span(self._url, start, stop)))
-            except NoRangesError as error:
-                self._whole = error.content
+            except NoRangesError:
+                self._whole = read_url(self._url)
         return self._whole[start:stop]
 
 

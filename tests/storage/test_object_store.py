@@ -14,6 +14,7 @@ import pytest
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import object_store
+from kdpipes.storage.answers import Wanted
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.object_store import ObjectFiles
@@ -100,7 +101,7 @@ def test_credentials_and_endpoints_are_found_where_aws_has_them(
     given = {"profile": "birds"} if source == "profile" else {}
     monkeypatch.setitem(fsspec.config.conf, "s3", given)
     files, path = filesystem_of(f"{s3}/a.bin")
-    assert files.attempt("cat_file", 5.0, path) == b"heron"
+    assert files.attempt("read", 5.0, path, wanted=Wanted()).content == b"heron"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_options_that_obstore_lacks_are_left_to_s3fs(
     fsspec.filesystem("s3").pipe(f"{s3}/a.bin", b"heron")
     monkeypatch.setitem(fsspec.config.conf, "s3", {**fsspec.config.conf["s3"], **options})
     files, path = filesystem_of(f"{s3}/a.bin")
-    assert files.attempt("cat_file", 5.0, path) is NotImplemented
+    assert files.attempt("read", 5.0, path, wanted=Wanted()) is NotImplemented
     assert read_url(f"{s3}/a.bin") == b"heron"
 
 

@@ -18,6 +18,7 @@ import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import object_store
 from kdpipes.storage.access import Access, using
+from kdpipes.storage.answers import Wanted
 from kdpipes.storage.files import read_url
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.remote import Span, read_range
@@ -167,7 +168,7 @@ def test_a_missing_object_is_an_error_by_name(server: Served, kind: str) -> None
 def test_what_obstore_cannot_is_read_by_fsspec(url: str, options: dict[str, Any]) -> None:
     with using(Access(storage_options=options)):
         files, path = filesystem_of(url)
-        assert files.attempt("cat_file", 5.0, path) is NotImplemented
+        assert files.attempt("read", 5.0, path, wanted=Wanted()) is NotImplemented
     assert read(url, **options) == (b"by fsspec", b"y ")
 
 
