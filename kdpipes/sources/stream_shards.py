@@ -17,7 +17,7 @@ from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.shared import Shared
 from kdpipes.storage.access import DEFAULT_S, Access, using
-from kdpipes.storage.catalog import IndexRecorder, find_index
+from kdpipes.storage.catalog import IndexRecorder, current_index
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
@@ -119,7 +119,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         urls = self._found()
         if not all(map(is_local, urls)):
             return None
-        indexes = [find_index(url, version_of(url)).index for url in urls]
+        indexes = [current_index(url, version_of(url)).index for url in urls]
         return None if None in indexes else sum(len(index.keys) for index in indexes if index is not None)
 
     def read_part(self, part: int, num_parts: int) -> None:
@@ -249,7 +249,7 @@ class ShardStreamerIterDataPipe(IterPipe):
     def _checksums(self, url: str) -> dict[int, int]:
         """Return the checksums of a shard's members by offset; empty if there is no index with checksums."""
         version = version_of(url)
-        index = find_index(url, version).index
+        index = current_index(url, version).index
         found = None if index is None else index.checksums()
         if found is None and self._verify is True and not is_compressed(url, version):
             raise DataError(
@@ -319,4 +319,7 @@ def _read_again(url: str, member: Member, checksum: int, what: str) -> bytes:
         content = bytes(read_range(Span(url, member.offset, member.offset + member.size)))
         if crc32(content) == checksum:
             return content
-    raise DataError(f"{what} is damaged: its checksum differs from the one in the index.")
+    raise DataError(
+        f"{what} is damaged, or has been replaced: its checksum differs from the one in the index. If it has been "
+        "replaced, index the shard again: `kdpipes index`."
+    )

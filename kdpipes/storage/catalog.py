@@ -27,6 +27,7 @@ from kdpipes.storage.files import (
     if_there,
     make_cache_folder,
     md5_of,
+    modified_at,
     read_url,
     replace_file,
     version_of,
@@ -156,14 +157,11 @@ def _found_or_made(
             is_offline.set()
             _log.warning("%s. The local copies are used.", str(error).rstrip("."))
         return copy
-    found = find_index(url, version)
+    found = current_index(url, version)
     for damage in found.damage:
         _log.warning("%s It is made anew.", damage)
     if found.index is not None:
-        index = replace(found.index, version=version)
-        if not _is_of(found.index, version):  # so that it need not be compared again
-            _keep(url, index)
-        return index
+        return found.index
     path = None if is_local(url) else copy_of(url, version)
     if path is not None:
         try:
@@ -377,6 +375,16 @@ class IndexFound:
     others: Sequence[ShardIndex] = ()
 
 
+def current_index(url: str, version: Version) -> IndexFound:
+    """Look for a shard's index as `find_index` does; one of a copy is kept, so that it need not be compared again."""
+    found = find_index(url, version)
+    if found.index is None or _is_of(found.index, version):
+        return found
+    index = replace(found.index, version=version)
+    _keep(url, index)
+    return replace(found, index=index)
+
+
 def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexFound:
     """Look for a shard's index beside it and in the local cache; nothing is written."""
     indexes: list[tuple[str, ShardIndex]] = []
@@ -398,7 +406,7 @@ def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexF
         if _is_of(index, version) and not ends_early(index, url):
             return IndexFound("fresh", index, damage)
         indexes.append((place, index))
-    fitting = [index for place, index in indexes if _may_fit(index.version, version, place)]
+    fitting = (index for place, index in indexes if _may_fit(index.version, version, place, url))
     fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
@@ -409,12 +417,26 @@ def _most_bytes(version: Version) -> int:
     return _LARGEST_HEADER + 2 * version.size if version.size >= 0 else MAX_BYTES
 
 
-def _may_fit(then: Version, now: Version, sidecar: str) -> bool:
-    """Return whether an index may describe a shard: if both files were copied, the shard has another tag."""
-    (kind, _, _), (kind_now, _, changed) = then.tag.partition(":"), now.tag.partition(":")
-    if then.size != now.size or then.tag == now.tag or kind != kind_now:
-        return then.size == now.size
-    return kind == "changed" and int(version_of(sidecar).tag.partition(":")[2]) >= int(changed)
+def _may_fit(then: Version, now: Version, place: str, url: str) -> bool:
+    """Return whether an index may describe a shard that has another tag: if both were copied, it does.
+
+    An index that is older than its shard does not. Of two remote files nothing else can be compared without reading all
+    of the shard, so their dates must be known; local shards are compared as `is_index_of` does it.
+    """
+    if then.size != now.size:
+        return False
+    if then.tag == now.tag:  # storage without tags
+        return True
+    kind, kind_now = (version.tag.partition(":")[0] for version in (then, now))
+    if is_local(url):
+        return kind != kind_now or _is_newer(place, url)
+    return kind != kind_now and not is_local(place) and _is_newer(place, url)
+
+
+def _is_newer(place: str, url: str) -> bool:
+    """Return whether an index is known to be at least as new as its shard."""
+    index, shard = modified_at(place), modified_at(url)
+    return index is not None and shard is not None and index >= shard
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -49,10 +51,8 @@ _HIDDEN = re.compile(
 )
 _GLOB = re.compile(r"[*?\[]")
 _MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
-_TAGS = (
-    *("ETag", "etag", "generation", "md5Hash", "crc32c"),
-    *("LastModified", "last_modified", "Last-Modified", "mtime", "created"),
-)
+_DATES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created")
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "crc32c", *_DATES)
 _POLL_S = 0.01  # between two attempts to get a lock
 
 
@@ -87,6 +87,25 @@ def version_in(info: Mapping[str, Any]) -> Version:
     """Return the version of a file from its entry in a remote file system."""
     tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
     return Version(-1 if info["size"] is None else int(info["size"]), f"tag:{tag}" if tag else "")
+
+
+def modified_at(url: str) -> float | None:
+    """Return when a file was changed last, in seconds since 1970; None if its storage does not say."""
+    if is_local(url):
+        return os.stat(url).st_mtime  # noqa: PTH116
+    info = remote_info(url)[2]
+    dates = (_seconds(info[name]) for name in _DATES if info.get(name))
+    return next((seconds for seconds in dates if seconds is not None), None)
+
+
+def _seconds(date: Any) -> float | None:
+    """Return a date of a remote file system, which may be a number, a `datetime` or a text, in seconds since 1970."""
+    with suppress(ValueError, TypeError):
+        if isinstance(date, str):
+            is_iso = date[:1].isdigit()
+            date = datetime.fromisoformat(date.replace("Z", "+00:00")) if is_iso else parsedate_to_datetime(date)
+        return date.timestamp() if isinstance(date, datetime) else float(date)
+    return None
 
 
 def reject_other(url: str, version: Version) -> None:

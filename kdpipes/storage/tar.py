@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fsspec.compression import compr
 
-from kdpipes.core.errors import DataError
+from kdpipes.core.errors import DataError, FieldError
 from kdpipes.storage.answers import NoRangesError
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import ColumnBuilder
@@ -280,12 +280,27 @@ def index_shard(
 
 
 def is_index_of(index: ShardIndex, url: str) -> bool:
-    """Return whether an index describes a tar, judging by the sizes and classes of a few samples."""
+    """Return whether an index describes a tar.
+
+    All headers, classes and columns of a local tar are compared, which takes 10 us for each member. Of a remote one,
+    the sizes and classes of a few samples are.
+    """
+    if is_local(url):
+        try:
+            made = index_shard(url, index.version, columns=list(index.columns))
+        except (DataError, FieldError):
+            return False
+        return _without_checksums(made) == _without_checksums(index)
     last = len(index.keys) - 1
     probed = sorted({last * part // _NUM_PROBES for part in range(_NUM_PROBES + 1)}) if last >= 0 else []
     labels = [places for places in index.fields.values() if places.values is not None]
     shard = _Parts(url)
     return all(_is_there(shard, places, sample) for places in labels or index.fields.values() for sample in probed)
+
+
+def _without_checksums(index: ShardIndex) -> bytes:
+    fields = {name: replace(places, checksums=None) for name, places in index.fields.items()}
+    return replace(index, fields=fields).to_bytes()
 
 
 def ends_early(index: ShardIndex, url: str) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import zlib
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from webdataset import TarWriter
 
 import kdpipes as kdp
+from kdpipes.storage import files
 from kdpipes.storage.catalog import index_url, make_index, open_catalog
 from kdpipes.storage.files import Version, matching_urls, version_of
 from kdpipes.storage.shard_index import ShardIndex
@@ -197,3 +199,75 @@ def test_an_index_beside_another_remote_tar_is_not_used(tmp_path: Path) -> None:
             assert [number for _, number in told(catalog)] == expected
     finally:
         memory.rm("/kdpipes-other", recursive=True)
+
+
+def rewrite(path: Path, index: str, date: int, tmp_path: Path) -> str:
+    """Replace a shard by one with another label in the middle, of a date; the index stays. Return its URL."""
+    corrected = [{**row, "cls": label} for row, label in zip(MANY, CORRECTED, strict=True)]
+    Path(write(tmp_path / "new" / "a.tar", corrected)).replace(path)
+    os.utime(path, (date, date))
+    assert Path(index).exists()
+    return str(path)
+
+
+def labels(url: str) -> list[int]:
+    return list(kdp.open_shards(url).column("cls").tolist())
+
+
+MANY: list[dict[str, Any]] = [{"__key__": f"k{n:02}", "jpg": bytes([n]) * 300, "cls": 1} for n in range(40)]
+CORRECTED = [7 if n == 13 else 1 for n in range(40)]
+
+
+@pytest.mark.parametrize("with_checksums", [True, False])
+def test_one_label_of_an_older_shard_makes_a_new_index(tmp_path: Path, with_checksums: bool) -> None:
+    url = write(tmp_path / "a.tar", MANY)
+    make_index(url, with_checksums=with_checksums)
+    assert labels(url) == [1] * 40
+    rewrite(Path(url), index_url(url), 1_000_000, tmp_path)
+    assert labels(url) == labels(url) == CORRECTED
+
+
+@pytest.mark.parametrize("with_checksums", [True, False])
+def test_a_column_of_an_older_shard_makes_a_new_index(tmp_path: Path, with_checksums: bool) -> None:
+    then = [{"__key__": f"k{n}", "json": {"a": n}} for n in range(9)]
+    url = write(tmp_path / "a.tar", then)
+    make_index(url, with_checksums=with_checksums, columns=["json.a"])
+    Path(write(tmp_path / "new" / "a.tar", [*then[:5], {**then[5], "json": {"a": 8}}, *then[6:]])).replace(url)
+    os.utime(url, (1_000_000, 1_000_000))
+    assert kdp.open_shards(url).column("json.a").tolist() == [0, 1, 2, 3, 4, 8, 6, 7, 8]
+
+
+def test_the_index_of_a_copy_is_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = write(tmp_path / "a.tar", MANY)
+    make_index(url, with_checksums=True)
+    os.utime(url, (1_000_000, 1_000_000))
+    assert [sample["cls"] for sample in kdp.stream_shards(url)] == [1] * 40
+    monkeypatch.setattr("kdpipes.storage.catalog.is_index_of", lambda index, url: pytest.fail("compared again"))
+    for _ in range(2):
+        assert [sample["cls"] for sample in kdp.stream_shards(url)] == labels(url) == [1] * 40
+
+
+@pytest.mark.parametrize("is_corrected", [True, False])
+def test_an_uploaded_index_is_that_of_a_shard_uploaded_before(tmp_path: Path, is_corrected: bool) -> None:
+    url = write(tmp_path / "a.tar", MANY)
+    make_index(url)  # with a date as tag, where the storage has ETags
+    if is_corrected:
+        rewrite(Path(url), index_url(url), 1 << 32, tmp_path)
+    before = Path(index_url(url)).read_bytes()
+    with faulty_storage(str(tmp_path)) as storage:
+        assert labels("faulty://a.tar") == (CORRECTED if is_corrected else [1] * 40)
+    assert (Path(index_url(url)).read_bytes() == before) == (not is_corrected)
+    read = sum(request.delivered for request in storage.requests() if request.path == "a.tar")
+    assert (read >= Path(url).stat().st_size) == is_corrected, "all of it is read only if its date does not fit"
+
+
+@pytest.mark.parametrize(
+    "date",
+    [5.0, "1970-01-01T00:00:05Z", "Thu, 01 Jan 1970 00:00:05 GMT", datetime(1970, 1, 1, 0, 0, 5, tzinfo=timezone.utc)],
+)
+def test_dates_of_every_storage_are_compared(date: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created"):
+        monkeypatch.setattr(files, "remote_info", lambda url, name=name: (None, "", {"size": 1, name: date}))
+        assert files.modified_at("s3://bucket/a.tar") == 5.0
+    monkeypatch.setattr(files, "remote_info", lambda url: (None, "", {"size": 1, "mtime": "yesterday"}))
+    assert files.modified_at("s3://bucket/a.tar") is None
