@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,6 +23,9 @@ class Served:
         redirects: Where paths lead that begin with the given ones.
         required: What the query of each request must have; others are rejected.
         has_ranges: Whether it gives parts of files; others get all of them.
+        tag_of: The ETag of a content, for a method; empty for none.
+        shift: How many bytes later than requested parts begin.
+        before: Called with each request, before its answer.
         asked: The requests, with their queries.
         authorizations: The header `Authorization` of each request, empty where it is missing.
     """
@@ -34,6 +37,9 @@ class Served:
         self.redirects: dict[str, str] = {}
         self.required = ""
         self.has_ranges = True
+        self.tag_of: Callable[[str, bytes], str] = lambda method, content: ""
+        self.shift = 0
+        self.before: Callable[[Served, str], object] = lambda has, request: None
         self.asked: list[str] = []
         self.authorizations: list[str] = []
         self.url = ""
@@ -47,6 +53,7 @@ def serving() -> Iterator[Served]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             has.asked.append(self.path)
+            has.before(has, f"{self.command} {self.path}")
             has.authorizations.append(self.headers.get("Authorization", ""))
             path, _, query = self.path.partition("?")
             content = has.files.get(path, has.files.get(unquote(path)))
@@ -57,12 +64,14 @@ def serving() -> Iterator[Served]:
                 return self._send(403, b"")
             if path in has.rejected or content is None:
                 return self._send(has.rejected.get(path, 404), b"")
+            tag = has.tag_of(self.command, content)
+            tags = {"ETag": tag} if tag else {}
             if "Range" not in self.headers or not has.has_ranges:
-                return self._send(200, content)
-            start, stop = self.headers["Range"].removeprefix("bytes=").split("-")
-            part = content[int(start) : int(stop) + 1]
-            place = f"bytes {start}-{int(start) + len(part) - 1}/{len(content)}"
-            return self._send(206, part, **{"Content-Range": place})
+                return self._send(200, content, **tags)
+            start, stop = (int(place) + has.shift for place in self.headers["Range"].removeprefix("bytes=").split("-"))
+            part = content[start : stop + 1]
+            place = f"bytes {start}-{start + len(part) - 1}/{len(content)}"
+            return self._send(206, part, **tags, **{"Content-Range": place})
 
         do_HEAD = do_GET
 

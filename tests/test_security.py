@@ -71,6 +71,10 @@ PROOFS = {
         "A zip is unpacked only": "test_a_zip_that_reaches_out_of_the_folder_is_rejected",
         "A zip that claims to hold": "test_a_zip_that_would_fill_the_disk_is_rejected",
     },
+    "storage/test_answers.py": {
+        "An index of a remote shard that is much": "test_an_index_that_is_too_large_is_no_index",
+        "A remote file that is read whole": "test_a_file_without_an_end_is_an_error",
+    },
     "storage/test_decoding.py": {
         "A `.pth` file is an error": "test_pth_files_that_grow_in_memory_are_errors",
     },

@@ -134,8 +134,13 @@ def what_went_wrong(url: str, error: BaseException) -> str:
     if isinstance(rejection, PrivateHostError):
         return str(rejection)
     protocol = url.rpartition("::")[2].partition("://")[0]
+    reason = str(rejection) or type(rejection).__name__
     hint = _HINTS.get(protocol, _OF_ALL).format(protocol)
-    return f"it is rejected ({str(rejection) or type(rejection).__name__}). {hint}".rstrip(".")
+    if "signature" in reason.lower():
+        hint = (
+            f"{hint} A proxy that changes requests, such as one that removes their ranges, breaks signatures as well."
+        )
+    return f"it is rejected ({reason}). {hint}".rstrip(".")
 
 
 def _reason_of(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from PIL import Image
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES
 from kdpipes.sources import _file_reader
+from kdpipes.testing import Fault, faulty_storage
 
 
 @pytest.fixture
@@ -283,3 +284,30 @@ def test_workers_load_ahead_after_the_main_process_has(birds: Path) -> None:
     expected = list(pipe)
     with kdp.Loader(pipe, num_workers=2, start_method="fork") as loader:
         assert list(loader) == expected
+
+
+@pytest.mark.parametrize("is_prefetched", [True, False])
+def test_files_that_arrive_cut_are_read_again(photo_folder: Path, tmp_path: Path, is_prefetched: bool) -> None:
+    local = {sample.key: bytes(sample["x"]) for sample in kdp.image_folder(photo_folder)}
+    with faulty_storage(
+        str(photo_folder), faults=[Fault("truncate", paths="*/*[02468].jpg", on="whole", times=1)]
+    ) as storage:
+        cached = kdp.image_folder("faulty://").cache_on_disk(tmp_path / "files")
+        for _ in range(2):
+            if is_prefetched:
+                batches = list(cached.select("key x").deal(batch_size=8))
+                assert {key: bytes(x) for batch in batches for key, x in batch} == local
+            else:
+                assert {sample.key: bytes(sample["x"]) for sample in cached} == local
+    assert storage.stats().faults["truncate"] > 0
+
+
+def test_a_file_that_stays_cut_is_an_error_and_never_kept(photo_folder: Path, tmp_path: Path) -> None:
+    path = min(path.relative_to(photo_folder) for path in photo_folder.rglob("*.jpg"))
+    with faulty_storage(str(photo_folder), faults=[Fault("truncate", paths=str(path))]):
+        cached = kdp.image_folder("faulty://").cache_on_disk(tmp_path / "files")
+        with pytest.raises(kdp.DataError, match=rf"{path}' cannot be read: its listing says \d+ bytes, and \d+ came"):
+            cached[0]["x"]
+    with faulty_storage(str(photo_folder)):
+        again = kdp.image_folder("faulty://").cache_on_disk(tmp_path / "files")
+        assert bytes(again[0]["x"]) == (photo_folder / path).read_bytes()
