@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo quick test test-all soak lint docs bench clean
+.PHONY: help install demo quick test test-all soak names lint docs bench clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -32,6 +32,9 @@ test-all: test  ## run all tests, also those of servers, notebooks, trainers, do
 
 soak: install  ## disturb random chains and compare each batch: ten minutes, or MINUTES=60; SEED= repeats a run
 	$(BIN)/python tools/soak.py --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+names: install  ## write what follows from the table of names: typing stubs, and the README's table of pipes
+	$(BIN)/python tools/names.py
 
 lint: install  ## style and types
 	$(BIN)/ruff check .

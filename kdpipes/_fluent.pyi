@@ -1,4 +1,4 @@
-"""The chain as type checkers and editors see it. Never imported at run time; a test compares it with the registry."""
+"""The chain as type checkers and editors see it: `make names` writes it. Never imported at run time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ from kdpipes.cache.store import CacheStats
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.look.peek import Peek
 from kdpipes.plan.mix import SourceShare
-from kdpipes.work.image_ops import FieldKind
 from kdpipes.work.transform import RecordedTransform
-
-_Uneven = Literal["keep", "pad", "drop"]
-_Classes = Sequence[int | str]
-_Verify = Literal["always", "once", "never"]
-_Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 
 # torch's stubs give every DataPipe any attribute at all. `Never` takes that back, so that pyright reports a misspelled
 # pipe, and one of the other flavour; mypy does not look at the parameter. So torchdata's own pipes are listed by name.
@@ -36,10 +30,72 @@ class MapChain(MapDataPipe[Any]):
     unzip: _StockPipe
     def __getattr__(self, no_such_pipe: Never) -> Any: ...  # type: ignore[misc]
     def __len__(self) -> int: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def column(self, name: str) -> NDArray[Any]: ...
     def class_names(self) -> tuple[str, ...] | None: ...
     def field_names(self) -> frozenset[str] | None: ...
+    def column(self, name: str) -> NDArray[Any]: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def filter_classes(
+        self, *, valid: Sequence[int | str] | None = None, invalid: Sequence[int | str] | None = None
+    ) -> MapChain: ...
+    def filter_samples(self, *, columns: str | Sequence[str], keep: Callable[..., Any]) -> MapChain: ...
+    def map_classes(
+        self,
+        mapping: Mapping[Any, Any],
+        *,
+        unmapped: Literal["drop", "keep", "raise"] | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> MapChain: ...
+    def oversample(self, *, mode: Literal["multiply", "exact"] = "multiply", redraw: bool = True) -> MapChain: ...
+    def sample_weighted(
+        self,
+        weights: Sequence[float]
+        | NDArray[Any]
+        | Mapping[Any, float]
+        | Callable[[int], Sequence[float] | NDArray[Any] | Mapping[Any, float]]
+        | None = None,
+        *,
+        temperature: float | Callable[[int], float] | None = None,
+        num_samples: int | None = None,
+        replacement: bool = True,
+        seed: int = 0,
+        redraw: bool = True,
+    ) -> MapChain: ...
+    def few_shot(self, shots: int, *, seed: int = 0, rest: bool = False) -> MapChain: ...
+    def take_per_class(
+        self, *, num_samples: int | None = None, share: float | None = None, seed: int | None = None
+    ) -> MapChain: ...
+    def take_percent(
+        self,
+        *,
+        from_percent: float = 0.0,
+        to_percent: float = 1.0,
+        ceil_from_index: bool = False,
+        ceil_to_index: bool = False,
+    ) -> MapChain: ...
+    def subset(self, indices: Sequence[int] | NDArray[Any]) -> MapChain: ...
+    def permute(self, seed: int) -> MapChain: ...
+    def repeat_until(self, *, min_size: int | None = None, repetitions: int | None = None) -> MapChain: ...
+    def mix(
+        self,
+        others: Any,
+        *,
+        weights: Sequence[float] | Callable[[int], Sequence[float]] | None = None,
+        temperature: float | Callable[[int], float] | None = None,
+        num_samples: int | None = None,
+        per_batch: Sequence[int] | None = None,
+        batches: Literal["per_source", "stratified"] | None = None,
+        seed: int = 0,
+        stop: Literal["first", "all"] = "first",
+        redraw: bool = True,
+    ) -> MixerMapChain: ...
+    def join(
+        self,
+        other: MapPipe,
+        *,
+        fields: str | Sequence[str] | None = None,
+        how: Literal["inner", "left"] = "inner",
+        on: Callable[[str], Any] | None = None,
+    ) -> MapChain: ...
     def to_samples(
         self,
         key: Callable[[Any], Any] | None = None,
@@ -54,62 +110,6 @@ class MapChain(MapDataPipe[Any]):
         global_root: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> MapChain: ...
-    def filter_classes(self, *, valid: _Classes | None = None, invalid: _Classes | None = None) -> MapChain: ...
-    def oversample(self, *, mode: Literal["multiply", "exact"] = "multiply", redraw: bool = True) -> MapChain: ...
-    def repeat_until(self, *, min_size: int | None = None, repetitions: int | None = None) -> MapChain: ...
-    def subset(self, indices: Sequence[int] | NDArray[Any]) -> MapChain: ...
-    def take_percent(
-        self,
-        *,
-        from_percent: float = 0.0,
-        to_percent: float = 1.0,
-        ceil_from_index: bool = False,
-        ceil_to_index: bool = False,
-    ) -> MapChain: ...
-    def permute(self, seed: int) -> MapChain: ...
-    def mix(
-        self,
-        others: Any,
-        *,
-        weights: Sequence[float] | Callable[[int], Sequence[float]] | None = None,
-        temperature: float | Callable[[int], float] | None = None,
-        num_samples: int | None = None,
-        per_batch: Sequence[int] | None = None,
-        batches: Literal["per_source", "stratified"] | None = None,
-        seed: int = 0,
-        stop: Literal["first", "all"] = "first",
-        redraw: bool = True,
-    ) -> MixedMapChain: ...
-    def sample_weighted(
-        self,
-        weights: _Weights | Callable[[int], _Weights] | None = None,
-        *,
-        temperature: float | Callable[[int], float] | None = None,
-        num_samples: int | None = None,
-        replacement: bool = True,
-        seed: int = 0,
-        redraw: bool = True,
-    ) -> MapChain: ...
-    def take_per_class(
-        self, *, num_samples: int | None = None, share: float | None = None, seed: int | None = None
-    ) -> MapChain: ...
-    def few_shot(self, shots: int, *, seed: int = 0, rest: bool = False) -> MapChain: ...
-    def filter_samples(self, *, columns: str | Sequence[str], keep: Callable[..., Any]) -> MapChain: ...
-    def join(
-        self,
-        other: MapPipe,
-        *,
-        fields: str | Sequence[str] | None = None,
-        how: Literal["inner", "left"] = "inner",
-        on: Callable[[str], Any] | None = None,
-    ) -> MapChain: ...
-    def map_classes(
-        self,
-        mapping: Mapping[Any, Any],
-        *,
-        unmapped: Literal["drop", "keep", "raise"] | None = None,
-        class_names: Sequence[str] | None = None,
-    ) -> MapChain: ...
     def rename_fields(self, **renames: str) -> MapChain: ...
     def add_field(self, name: str, function: Callable[..., Any]) -> MapChain: ...
     def decode_images(
@@ -121,18 +121,27 @@ class MapChain(MapDataPipe[Any]):
         mode: Literal["RGB", "L", "I;16", "F", "P", "unchanged"] | None = None,
         exif: bool = False,
     ) -> MapChain: ...
+    def transform(
+        self,
+        field: str,
+        *transforms: Callable[..., Any] | RecordedTransform,
+        views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+        kinds: Mapping[str, Literal["image", "mask", "boxes", "points", "other"]] | None = None,
+    ) -> MapChain: ...
+    def transform_batch(self, field: str, function: Callable[..., Any]) -> MapChain: ...
+    def record_ctx(self) -> MapChain: ...
     def cache_in_memory(
         self,
         *,
         name: str | None = None,
         max_bytes: int | None = None,
         keep: bool = False,
-        verify: _Verify = "once",
+        verify: Literal["always", "once", "never"] = "once",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
         bytes_as_views: bool = False,
-    ) -> CachedMapChain: ...
+    ) -> CacheMapChain: ...
     def cache_on_disk(
         self,
         url: str | os.PathLike[str],
@@ -141,14 +150,14 @@ class MapChain(MapDataPipe[Any]):
         max_bytes: int | None = None,
         is_durable: bool = True,
         max_files_per_folder: int = 1000,
-        num_entries: int = 1_000_000,
+        num_entries: int = 1000000,
         compression: str | None = None,
-        verify: _Verify = "always",
+        verify: Literal["always", "once", "never"] = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-    ) -> CachedMapChain: ...
+    ) -> CacheMapChain: ...
     def cache_in_redis(
         self,
         url: str,
@@ -158,12 +167,11 @@ class MapChain(MapDataPipe[Any]):
         on_unreachable: Literal["raise", "go_on"] = "raise",
         timeout_s: float = 5.0,
         max_value_bytes: int = 536870912,
-        verify: _Verify = "always",
+        verify: Literal["always", "once", "never"] = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
-    ) -> CachedMapChain: ...
-    def record_ctx(self) -> MapChain: ...
+    ) -> CacheMapChain: ...
     def on_error(
         self,
         action: Literal["raise", "skip", "quarantine", "substitute"] = "raise",
@@ -172,14 +180,6 @@ class MapChain(MapDataPipe[Any]):
         max_share: float = 0.1,
         max_samples: int | None = None,
     ) -> MapChain: ...
-    def transform(
-        self,
-        field: str,
-        *transforms: Callable[..., Any] | RecordedTransform,
-        views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
-        kinds: Mapping[str, FieldKind] | None = None,
-    ) -> MapChain: ...
-    def transform_batch(self, field: str, function: Callable[..., Any]) -> MapChain: ...
     def select(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> MapChain: ...
     def deal(
         self,
@@ -197,10 +197,23 @@ class MapChain(MapDataPipe[Any]):
         order: Any = None,
         num_batches: int | None = None,
         seed: int = 0,
-        uneven: _Uneven = "keep",
+        uneven: Literal["keep", "pad", "drop"] = "keep",
         ranks: Literal["auto", 1] = "auto",
     ) -> IterChain: ...
     def peek(self, n: int = 3) -> Peek: ...
+
+class MixerMapChain(MapChain):
+    """What can follow a `MixerMapDataPipe`, and what it can do itself."""
+
+    def mixture(self, epoch: int = 0) -> list[SourceShare]: ...
+
+class CacheMapChain(MapChain):
+    """What can follow a `CacheMapDataPipe`, and what it can do itself."""
+
+    def stats(self) -> CacheStats: ...
+    def warm_up(
+        self, *, num_threads: int = 4, num_workers: int = 0, executor: Executor | None = None, progress: bool = True
+    ) -> CacheStats: ...
 
 class IterChain(IterDataPipe[Any]):
     """What can follow a stream."""
@@ -274,12 +287,40 @@ class IterChain(IterDataPipe[Any]):
     zip_with_map: _StockPipe
     def __getattr__(self, no_such_pipe: Never) -> Any: ...  # type: ignore[misc]
     def __len__(self) -> int: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None: ...
+    def __iter__(self) -> Iterator[Any]: ...
     def class_names(self) -> tuple[str, ...] | None: ...
     def field_names(self) -> frozenset[str] | None: ...
-    def __iter__(self) -> Iterator[Any]: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def filter_classes(
+        self, *, valid: Sequence[int | str] | None = None, invalid: Sequence[int | str] | None = None
+    ) -> IterChain: ...
+    def filter_samples(self, *, columns: str | Sequence[str], keep: Callable[..., Any]) -> IterChain: ...
+    def map_classes(
+        self,
+        mapping: Mapping[Any, Any],
+        *,
+        unmapped: Literal["drop", "keep", "raise"] | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> IterChain: ...
+    def oversample(
+        self,
+        *,
+        mode: Literal["multiply", "exact"] = "multiply",
+        redraw: bool = True,
+        class_counts: Mapping[Any, int] | None = None,
+    ) -> IterChain: ...
+    def repeat_until(self, *, min_size: int | None = None, repetitions: int | None = None) -> IterChain: ...
+    def mix(
+        self,
+        others: Any,
+        *,
+        weights: Sequence[float] | None = None,
+        per_batch: Sequence[int] | None = None,
+        seed: int = 0,
+        stop: Literal["first", "all"] = "first",
+    ) -> IterChain: ...
     def to_samples(
         self,
         key: Callable[[Any], Any] | None = None,
@@ -294,32 +335,6 @@ class IterChain(IterDataPipe[Any]):
         global_root: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> IterChain: ...
-    def filter_classes(self, *, valid: _Classes | None = None, invalid: _Classes | None = None) -> IterChain: ...
-    def filter_samples(self, *, columns: str | Sequence[str], keep: Callable[..., Any]) -> IterChain: ...
-    def oversample(
-        self,
-        *,
-        mode: Literal["multiply", "exact"] = "multiply",
-        redraw: bool = True,
-        class_counts: Mapping[Any, int] | None = None,
-    ) -> IterChain: ...
-    def map_classes(
-        self,
-        mapping: Mapping[Any, Any],
-        *,
-        unmapped: Literal["drop", "keep", "raise"] | None = None,
-        class_names: Sequence[str] | None = None,
-    ) -> IterChain: ...
-    def mix(
-        self,
-        others: Any,
-        *,
-        weights: Sequence[float] | None = None,
-        per_batch: Sequence[int] | None = None,
-        seed: int = 0,
-        stop: Literal["first", "all"] = "first",
-    ) -> IterChain: ...
-    def repeat_until(self, *, min_size: int | None = None, repetitions: int | None = None) -> IterChain: ...
     def rename_fields(self, **renames: str) -> IterChain: ...
     def add_field(self, name: str, function: Callable[..., Any]) -> IterChain: ...
     def decode_images(
@@ -331,18 +346,27 @@ class IterChain(IterDataPipe[Any]):
         mode: Literal["RGB", "L", "I;16", "F", "P", "unchanged"] | None = None,
         exif: bool = False,
     ) -> IterChain: ...
+    def transform(
+        self,
+        field: str,
+        *transforms: Callable[..., Any] | RecordedTransform,
+        views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
+        kinds: Mapping[str, Literal["image", "mask", "boxes", "points", "other"]] | None = None,
+    ) -> IterChain: ...
+    def transform_batch(self, field: str, function: Callable[..., Any]) -> IterChain: ...
+    def record_ctx(self) -> IterChain: ...
     def cache_in_memory(
         self,
         *,
         name: str | None = None,
         max_bytes: int | None = None,
         keep: bool = False,
-        verify: _Verify = "once",
+        verify: Literal["always", "once", "never"] = "once",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
         bytes_as_views: bool = False,
-    ) -> CachedIterChain: ...
+    ) -> CacheIterChain: ...
     def cache_on_disk(
         self,
         url: str | os.PathLike[str],
@@ -351,14 +375,14 @@ class IterChain(IterDataPipe[Any]):
         max_bytes: int | None = None,
         is_durable: bool = True,
         max_files_per_folder: int = 1000,
-        num_entries: int = 1_000_000,
+        num_entries: int = 1000000,
         compression: str | None = None,
-        verify: _Verify = "always",
+        verify: Literal["always", "once", "never"] = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
         storage_options: Mapping[str, Any] | None = None,
-    ) -> CachedIterChain: ...
+    ) -> CacheIterChain: ...
     def cache_in_redis(
         self,
         url: str,
@@ -368,12 +392,11 @@ class IterChain(IterDataPipe[Any]):
         on_unreachable: Literal["raise", "go_on"] = "raise",
         timeout_s: float = 5.0,
         max_value_bytes: int = 536870912,
-        verify: _Verify = "always",
+        verify: Literal["always", "once", "never"] = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
-    ) -> CachedIterChain: ...
-    def record_ctx(self) -> IterChain: ...
+    ) -> CacheIterChain: ...
     def on_error(
         self,
         action: Literal["raise", "skip", "quarantine", "substitute"] = "raise",
@@ -382,14 +405,6 @@ class IterChain(IterDataPipe[Any]):
         max_share: float = 0.1,
         max_samples: int | None = None,
     ) -> IterChain: ...
-    def transform(
-        self,
-        field: str,
-        *transforms: Callable[..., Any] | RecordedTransform,
-        views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
-        kinds: Mapping[str, FieldKind] | None = None,
-    ) -> IterChain: ...
-    def transform_batch(self, field: str, function: Callable[..., Any]) -> IterChain: ...
     def select(
         self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False
     ) -> IterChain: ...
@@ -405,7 +420,7 @@ class IterChain(IterDataPipe[Any]):
         window: int | None = None,
         num_batches: int | None = None,
         seed: int = 0,
-        uneven: _Uneven = "keep",
+        uneven: Literal["keep", "pad", "drop"] = "keep",
         split: Literal["auto", "lanes", "samples"] = "auto",
         lanes: int | None = None,
         max_ranks: int | None = None,
@@ -418,39 +433,16 @@ class IterChain(IterDataPipe[Any]):
         memory_format: Literal["contiguous", "channels_last"] = "contiguous",
     ) -> IterChain: ...
     def mixup(
-        self,
-        alpha: float = 0.2,
-        *,
-        num_classes: int | None = None,
-        image: str = "x",
-        label: str = "y",
-        p: float = 1.0,
+        self, alpha: float = 0.2, *, num_classes: int | None = None, image: str = "x", label: str = "y", p: float = 1.0
     ) -> IterChain: ...
     def cutmix(
-        self,
-        alpha: float = 1.0,
-        *,
-        num_classes: int | None = None,
-        image: str = "x",
-        label: str = "y",
-        p: float = 1.0,
+        self, alpha: float = 1.0, *, num_classes: int | None = None, image: str = "x", label: str = "y", p: float = 1.0
     ) -> IterChain: ...
     def to_device(self, device: str | torch.device) -> IterChain: ...
     def peek(self, n: int = 3) -> Peek: ...
 
-class MixedMapChain(MapChain):
-    def mixture(self, epoch: int = 0) -> list[SourceShare]: ...
-
-class CachedMapChain(MapChain):
-    """What can follow a cache of an indexed pipe, and what the cache itself can do."""
-
-    def stats(self) -> CacheStats: ...
-    def warm_up(
-        self, *, num_threads: int = 4, num_workers: int = 0, executor: Executor | None = None, progress: bool = True
-    ) -> CacheStats: ...
-
-class CachedIterChain(IterChain):
-    """What can follow a cache of a stream, and what the cache itself can do."""
+class CacheIterChain(IterChain):
+    """What can follow a `CacheIterDataPipe`, and what it can do itself."""
 
     def stats(self) -> CacheStats: ...
     def warm_up(

@@ -12,7 +12,7 @@ from tests.tools import load_tool
 ROOT = Path(kdpipes.__file__).parent
 STAGES = {"sources", "plan", "work", "cache", "delivery", "write"}
 LAYERS = [  # each imports from those before it, and from itself; the parts of the stages know nothing of each other
-    {"core", "_version"},
+    {"core", "_names", "_version"},
     {"storage"},
     STAGES,
     {"loader"},

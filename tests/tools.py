@@ -11,7 +11,12 @@ TOOLS = Path(__file__).parent.parent / "tools"
 
 def load_tool(name: str) -> ModuleType:
     """Return a script of tools/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    return load_module(TOOLS / f"{name}.py")
+
+
+def load_module(path: Path) -> ModuleType:
+    """Return a file of Python code as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

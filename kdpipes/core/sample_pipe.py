@@ -365,7 +365,7 @@ def register_operation(
 
         pipe.__doc__, pipe.__name__, pipe.__qualname__ = definition.__doc__, name, definition.__qualname__
         pipe.__module__ = definition.__module__
-        pipe.__signature__ = signature  # type: ignore[attr-defined]
+        pipe.__signature__ = signature.replace(return_annotation=pipe_class)  # type: ignore[attr-defined]
         return pipe
 
     indexed, stream = (bind(pipe_class) for pipe_class in pipes)

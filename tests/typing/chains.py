@@ -1,4 +1,4 @@
-"""Chains as users write them: mypy checks them in strict mode (`[tool.mypy] files`), `tests/test_fluent.py` runs them.
+"""Chains as users write them: mypy checks them in strict mode (`[tool.mypy] files`), `tests/test_names.py` runs them.
 
 An annotated assignment states a type that mypy must agree with; a `type: ignore` states a mistake that it must find.
 """
