@@ -37,8 +37,7 @@ from kdpipes.storage.memory import read_span
 from kdpipes.storage.records import HEADER, Header, finished_index, part_name, read_header
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import Seen, class_names_of, notes_beside, notes_places
-from kdpipes.storage.tar import TAR_SUFFIX
-from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
+from kdpipes.storage.urls import TAR_SUFFIX, expand_urls, is_local, join_url, relative_names
 from kdpipes.work.decode import DecodedImage, EncodedImage
 from kdpipes.work.on_error import OnError
 

@@ -23,7 +23,7 @@ from kdpipes.core.randomness import planning
 from kdpipes.core.registry import functional_pipe, reject_flavour
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.shared import Shared
-from kdpipes.storage.tar import TAR_SUFFIX
+from kdpipes.storage.urls import TAR_SUFFIX
 
 _SHARD = re.compile(rf"^.*{TAR_SUFFIX}/", re.I)
 _EXTENSION = re.compile(r"\.\w+$")

@@ -51,7 +51,6 @@ _COMPRESSIONS = {
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
 }
 _PACKAGES = {"zstd": "zstandard"}
-TAR_SUFFIX = r"\.(?:tar(?:\.(?:gz|bz2|xz|zst))?|tgz|taz|tbz2?|txz|tzst)"
 _SKIPPED = ("__meta__/", "__MACOSX/")  # webdataset's notes, and those of macOS
 _KINDS = {"link": "link", "sparse": "sparse file"}
 _SORTED = "`tar --sort=name --hard-dereference --dereference -cf NEW.tar -C FOLDER .`"

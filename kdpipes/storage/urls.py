@@ -16,6 +16,7 @@ _NO_SHELL = (
     "`pipe:` would run a shell command; give the URL itself, or read it with webdataset: "
     "`kdp.from_webdataset(wds.WebDataset(...))`."
 )
+TAR_SUFFIX = r"\.(?:tar(?:\.(?:gz|bz2|xz|zst))?|tgz|taz|tbz2?|txz|tzst)"  # a regular expression
 _QUERY = re.compile(r"\?(?=[\w.~%-]+=)")
 _CONTAINERS = frozenset({"abfs", "abfss", "az", "adl", "wasb", "wasbs"})  # URLs with container@account
 _SIGNED = re.compile(
