@@ -108,6 +108,9 @@ def test_it_stays_linear_without_a_python_loop() -> None:
         "c": np.asarray(["a", "b"])[np.arange(size) % 2],
     }
     calls = 0
+    kdp.from_table(
+        {name: column[:2] for name, column in table.items()}, path="file", label="c"
+    )  # imports what it needs
 
     def count(frame: Any, event: str, argument: Any) -> None:
         nonlocal calls
