@@ -323,10 +323,24 @@ def as_column(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
     values = [value.item() if isinstance(value, arrays) and value.ndim == 0 else value for value in values]
     kinds = {type(value) for value in values}
     if all(issubclass(kind, str) for kind in kinds) or all(issubclass(kind, Number | np.generic) for kind in kinds):
-        return np.asarray(values)
+        return number_array(values)
     column = np.empty(len(values), dtype=object)
-    column[:] = values
+    for place, value in enumerate(values):  # NumPy would take apart lists and arrays of equal length
+        column[place] = value
     return column
+
+
+def number_array(values: Sequence[Any]) -> NDArray[Any]:
+    """Return numbers or texts as an array. NumPy makes floats of integers from 2**63 on; these stay integers.
+
+    >>> number_array([2**63 + 1, 1]), number_array([2**63 + 1, -1])
+    (array([9223372036854775809,                   1], dtype=uint64), array([9223372036854775809, -1], dtype=object))
+    """
+    array = np.asarray(values)
+    if array.dtype.kind != "f" or not len(values) or not all(isinstance(value, int | np.integer) for value in values):
+        return array
+    integers = list(map(int, values))
+    return np.asarray(integers, dtype=np.uint64 if min(integers) >= 0 else object)
 
 
 _WITHOUT_COLUMNS: dict[Any, str] = {  # hints for stock pipes that lose the columns

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import UNLABELLED, number_classes, smallest_int
 from kdpipes.core.errors import ChainError, DataError, check_count, must_be
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.labels import RANGES, as_classes, label_of
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Sharding
@@ -107,11 +108,12 @@ def _num_batches(num_groups: NDArray[Any], classes_per_batch: int) -> int:
 
 def _labels(source: Any) -> NDArray[Any]:
     """Return the class of each sample of an indexed source, field `y`."""
-    labels: NDArray[Any] = source.column("y")
+    labels = as_classes(source.column("y"))
     if labels.dtype == object:
-        labels = np.asarray([UNLABELLED if label is None else label for label in labels.tolist()])
-    if labels.dtype.kind not in "biuU" and len(labels):
-        raise ChainError(must_be("y", "a class, as a number or a name", labels[0], '`.add_field("y", ...)` makes it.'))
+        labels = np.asarray([label_of(label) for label in labels])
+    if labels.dtype.kind not in "iuU" and len(labels):
+        hint = RANGES.strip() if labels.dtype.kind == "f" else '`.add_field("y", ...)` makes it.'
+        raise ChainError(must_be("y", "a class, as a number or a name", labels[0], hint))
     return labels
 
 

@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.errors import DataError, closest, must_be
-from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.labels import RANGES, as_classes, label_of
+from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.sample import Sample
 
 
 def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
     """Return class numbers or names as a tuple, with -1 for None (unlabeled samples); raise TypeError otherwise."""
     is_one = isinstance(classes, str) or not hasattr(classes, "__iter__")
-    given = [UNLABELLED if entry is None else label_of(entry) for entry in ([classes] if is_one else classes)]
+    given = [UNLABELLED if entry is None else plain(entry) for entry in ([classes] if is_one else classes)]
     if classes is None or not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in given):
         raise TypeError(must_be(param, "class numbers or class names", classes))
     return tuple(given)
@@ -27,13 +29,12 @@ def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
     Raises:
         DataError: The labels are not all numbers or all names, or exceed the class names of the source.
     """
-    labels = source.column("y")
-    if labels.dtype == object and any(label is None for label in labels):
-        labels = as_column([UNLABELLED if label is None else label for label in labels])
-    if labels.dtype.kind not in "biufU" and len(labels):
-        wrong = next((place for place, label in enumerate(labels) if not isinstance(label, int | str)), 0)
-        key, label = source.fetch(wrong).key, labels[wrong]
-        raise DataError(f"`{name}` takes labels that are all numbers or all names, but sample {key!r} has {label!r}.")
+    labels = as_classes(source.column("y"))
+    if labels.dtype.kind not in "iuU" and len(labels):
+        kinds = [type(label_of(label)) for label in labels]
+        usual = kinds[0] if kinds[0] in (int, str) else None
+        place = next((place for place, kind in enumerate(kinds) if kind is not usual), 0)
+        raise DataError(no_class(name, source.fetch(place), labels[place]))
     names = source.class_names()
     if names is not None and labels.dtype.kind in "iu" and len(labels) and labels.max() >= len(names):
         place = int(labels.argmax())
@@ -45,9 +46,23 @@ def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
     return labels
 
 
-def label_of(value: Any) -> Any:
-    """Return a label as a plain number or name, also if it is a NumPy scalar or a tensor."""
+def plain(value: Any) -> Any:
+    """Return an argument as a plain number or name, also if it is a NumPy scalar or a tensor."""
     return value.item() if hasattr(value, "item") else value
+
+
+def class_in(sample: Sample, name: str) -> int | str:
+    """Return the class of a sample of a stream for the plan pipe `name`, -1 if it is unlabeled."""
+    label = label_of(sample["y"])
+    if not isinstance(label, int | str):
+        raise DataError(no_class(name, sample, sample["y"]))
+    return label
+
+
+def no_class(name: str, sample: Sample, label: Any) -> str:
+    """Return the message of the error that a sample's label is no class."""
+    hint = RANGES if isinstance(label_of(label), float) else ""
+    return f"`{name}` takes labels that are all numbers or all names, but sample {sample.key!r} has {label!r}.{hint}"
 
 
 def shown(label: Any, names: Sequence[str] | None) -> str:

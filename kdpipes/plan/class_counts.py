@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from kdpipes.core import arithmetic
-from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.errors import must_be
 from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.labels import RANGES, as_classes, label_of
 from kdpipes.core.map_pipe import MapPipe, as_column
 
 
@@ -17,8 +17,8 @@ def class_counts(labels: Any) -> dict[Any, int]:
     """Return the number of samples of each class, in ascending order of the classes.
 
     Args:
-        labels: An indexed pipe, of which only field `y` is read; or labels, `[num_samples]`. The label None counts as
-            -1, unlabeled.
+        labels: An indexed pipe, of which only field `y` is read; or labels, `[num_samples]`. A missing label,
+            such as None, counts as -1, unlabeled.
 
     Raises:
         TypeError: The labels are neither numbers nor names.
@@ -29,9 +29,9 @@ def class_counts(labels: Any) -> dict[Any, int]:
     """
     column = labels.column("y") if isinstance(labels, MapPipe | IterPipe) else labels
     if isinstance(column, list | tuple | np.ndarray) and np.ndim(column) == 1:
-        column = as_column(column)
-        if column.dtype == object:
-            column = as_column([UNLABELLED if label is None else label for label in column])
-        if column.dtype.kind in "biufU":
+        column = as_classes(as_column(column))
+        if column.dtype.kind in "iuU":
             return arithmetic.class_counts(column)
+        hint = RANGES.strip() if column.dtype.kind == "f" else ""
+        raise TypeError(must_be("labels", "class numbers or names", label_of(column[0]), hint))
     raise TypeError(must_be("labels", "an indexed pipe with labels `y`, or labels, numbers or names", labels))

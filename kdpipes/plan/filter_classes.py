@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
-from kdpipes.core.arithmetic import UNLABELLED, keep_classes
+from kdpipes.core.arithmetic import keep_classes
 from kdpipes.core.errors import check_one_of
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
-from kdpipes.plan._classes import check_classes, label_of, labels_of, to_labels
+from kdpipes.plan._classes import check_classes, class_in, labels_of, to_labels
 
 Classes = Sequence[int | str]
 
@@ -102,8 +102,7 @@ class ClassFilterIterDataPipe(StreamPlanPipe):
         choice, names = self._choice, self.class_names()
         by_kind: dict[bool, frozenset[int | str]] = {}
         for sample in samples_of(self.source, "filter_classes"):
-            label = label_of(sample["y"])
-            label = UNLABELLED if label is None else label
+            label = class_in(sample, "filter_classes")
             is_name = isinstance(label, str)
             if is_name not in by_kind:
                 by_kind[is_name] = frozenset(to_labels(choice.param, choice.classes, names, are_names=is_name))

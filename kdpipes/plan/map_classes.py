@@ -15,12 +15,13 @@ from torch.utils.data import IterDataPipe
 from kdpipes.core.arithmetic import UNLABELLED, smallest_int
 from kdpipes.core.errors import DataError, check_choice, check_names, must_be
 from kdpipes.core.iter_pipe import samples_of
+from kdpipes.core.labels import as_classes, label_of
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
-from kdpipes.plan._classes import label_of, shown, to_labels
+from kdpipes.plan._classes import no_class, plain, shown, to_labels
 
 Unmapped = Literal["drop", "keep", "raise"]
 _NUM_SHOWN = 5  # dropped classes that a warning names
@@ -34,7 +35,7 @@ class _Mapping:
     def __init__(self, mapping: Any, unmapped: Unmapped | None, class_names: Sequence[str] | None) -> None:
         if not isinstance(mapping, Mapping) or not mapping:
             raise TypeError(must_be("mapping", 'a dictionary of classes, like {"pony": "horse"}', mapping))
-        mapping = {label_of(old): label_of(new) for old, new in mapping.items()}
+        mapping = {plain(old): plain(new) for old, new in mapping.items()}
         classes = [entry for pair in mapping.items() for entry in pair]
         if not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in classes):
             raise TypeError(must_be("mapping", "a dictionary of class numbers or names", mapping))
@@ -103,6 +104,8 @@ class _Mapping:
         """Return the new label of one sample, or _DROPPED. `sample_of` and the old `names` are needed for an error."""
         if label in table:
             return table[label]
+        if isinstance(label, float):
+            raise DataError(no_class("map_classes", sample_of(), label))
         if self._unmapped == "raise":
             raise DataError(
                 f"Class {shown(label, names)} of sample {sample_of().key!r} is not in `mapping`. Add it, or pass "
@@ -174,7 +177,7 @@ class ClassMapperMapDataPipe(PlanPipe):
     goes_by = "labels"
 
     def plan(self, epoch: int) -> NDArray[Any]:
-        labels = self.source.column("y")
+        labels = as_classes(self.source.column("y"))
         if not len(labels):
             self._labels = Shared(labels)
             return np.zeros(0, dtype=np.int32)
@@ -215,9 +218,9 @@ def _distinct(labels: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
     if labels.dtype != object:
         values, inverse = np.unique(labels, return_inverse=True)
         return values.tolist(), inverse.reshape(-1)
-    plain = [_only(label) for label in labels]
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(plain))}
-    return list(numbers), np.asarray([numbers[value] for value in plain])
+    alone = [_only(label) for label in labels]
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(alone))}
+    return list(numbers), np.asarray([numbers[value] for value in alone])
 
 
 @functional_pipe("map_classes", flavour="iter", doc_of=ClassMapperMapDataPipe)

@@ -19,7 +19,7 @@ from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.randomness import plan_epoch
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
-from kdpipes.plan._classes import label_of, labels_of, to_labels
+from kdpipes.plan._classes import class_in, labels_of, to_labels
 
 Mode = Literal["multiply", "exact"]
 
@@ -109,8 +109,8 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         by_kind: dict[bool, dict[Any, int]] = {}
         seen: Counter[Any] = Counter()
         for sample in samples_of(self.source, "oversample"):
-            label = label_of(sample["y"])
-            if label is None or label == UNLABELLED:
+            label = class_in(sample, "oversample")
+            if label == UNLABELLED:
                 if self._mode == "multiply":
                     yield sample
                 continue

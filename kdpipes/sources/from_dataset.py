@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,20 +18,23 @@ from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
 
 from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.callback import Callback, call_seeded
-from kdpipes.core.errors import ChainError, check_names, must_be, reject_field
+from kdpipes.core.errors import ChainError, DataError, check_names, must_be, reject_field
 from kdpipes.core.fingerprint import settled_attributes
+from kdpipes.core.labels import class_names_in, class_of, is_same, is_text, label_at, labels_at, number_labels, numbered
 from kdpipes.core.map_pipe import MapPipe, as_column
-from kdpipes.core.randomness import GlobalUse
+from kdpipes.core.randomness import GlobalUse, SampleKey, using_key
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.shared import Shared, is_sharing
 from kdpipes.core.user_code import own_members
-from kdpipes.sources._labels import as_classes, class_names_in, numbered
+from kdpipes.sources.from_ids import by_position
 
 _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _LOADING = "loading an item"
+_NUM_COMPARED = 4  # items whose labels are compared with those that an attribute of the dataset holds
+_SHOWN = 60  # characters of a label in a warning
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
 
 
@@ -48,11 +53,12 @@ class DatasetReaderMapDataPipe(MapPipe):
         dataset: An object with `__len__` and `__getitem__`, or with `__len__` and `getitem_*` methods.
         fields: The names of an item's parts, in order, as one string; for items that are dictionaries, which keys to
             take. Not for datasets with `getitem_*` methods.
-        labels: The labels, `[len(dataset)]`, which then are not read from the items. By default, they are the dataset's
-            `targets` or `labels`, if it has them, as in torchvision. Text labels become class numbers.
+        labels: The labels, `[len(dataset)]`, which then are not read from the items. Text labels become class numbers.
+            By default, plans read the dataset's `targets` or `labels`, as torchvision's datasets have them, if some
+            items have been compared with them and hold the same labels.
         class_names: The names of the classes 0, 1, ...; by default, the dataset's `classes` or `class_names`, those of
-            a Hugging Face `ClassLabel`, or the sorted `labels` if these are text. Without class names, text labels in
-            items stay text.
+            a Hugging Face `ClassLabel`, or the sorted labels if these are text. Without class names, labels in items
+            stay as they are. "Labels" in docs/sources.md has all rules.
 
     Workers: The dataset is shared with workers that are forked, and pickled for others.
 
@@ -89,20 +95,23 @@ class DatasetReaderMapDataPipe(MapPipe):
         self._getters = list(_getters_of(dataset))
         self._fields = " ".join(self._getters) or fields
         self._labels: Shared[NDArray[Any]] | None = None
+        self._targets: Shared[NDArray[Any]] | None = None  # labels by which plans go, while items have the same
+        self._is_compared = labels is not None
         self._class_names = check_names("class_names", class_names) or class_names_in(dataset, self._fields.split())
+        self._has_given_names = class_names is not None
         if labels is not None:
-            self._set_labels(labels)
-        elif _has_text_labels(dataset):
-            self._known_labels()  # read now, so that text labels of items become numbers, too
+            column, self._class_names = number_labels(_in_order(labels), self._class_names)
+            self._labels = Shared(column)
+        self._has_texts = self._class_names is None and not self._is_compared and _is_text(self._candidate())
 
     def fingerprint(self) -> Any:
-        return type(self._dataset.value).__qualname__, len(self), self._fields, self._class_names, self._known_labels()
+        return type(self._dataset.value).__qualname__, len(self), self._fields, self.class_names(), self._known_labels()
 
     def value_fingerprint(self) -> Any:
         """Return the data that identify values in caches: the dataset's class and attributes, and the class names."""
         dataset = self._dataset.value
         identity = dataset.value_fingerprint() if isinstance(dataset, SampleSource) else self._dataset
-        return identity, self._fields, self._class_names
+        return identity, self._fields, self.class_names()
 
     def __len__(self) -> int:
         return len(self._dataset.value)
@@ -112,24 +121,28 @@ class DatasetReaderMapDataPipe(MapPipe):
         if self._getters:
             fields = {name: _getter(dataset, name, index) for name in self._getters}
         else:
-            item = Lazy(_loader(dataset, index, self._use), what=_LOADING)
-            names = self._fields.split()
-            is_cheap = isinstance(dataset, _IN_MEMORY)
-            fields = {name: _part(item, names, place, is_cheap) for place, name in enumerate(names)}
-        if self._labels is not None:
-            label = self._labels.value[index]
-            fields["y"] = Loaded(label.item() if isinstance(label, np.generic) else label)
+            fields = self._parts(index)
+        labels = self._read_labels()
+        if labels is not None:
+            fields["y"] = Loaded(label_at(labels, index))
         elif self._class_names is not None and "y" in fields:
-            fields["y"] = numbered(fields["y"], self._class_names)
+            fields["y"] = numbered(fields["y"], self._class_names, are_given=self._has_given_names)
         return Sample(fields, key=str(index), index=index)
+
+    def _parts(self, index: int) -> dict[str, Lazy]:
+        """Return the fields of an item, as the dataset makes them."""
+        dataset, names = self._dataset.value, self._fields.split()
+        item = Lazy(_loader(dataset, index, self._use), what=_LOADING)
+        is_cheap = isinstance(dataset, _IN_MEMORY)
+        return {name: _part(item, names, place, is_cheap) for place, name in enumerate(names)}
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
         if type(self).fetch is not DatasetReaderMapDataPipe.fetch:
             return None
         known, found, indices = self.field_names(), dict[str, Sequence[Any]](), positions.tolist()
-        if "y" in names and self._labels is not None:
-            labels = self._labels.value[positions].tolist()
-            found["y"] = [label.item() if isinstance(label, np.generic) else label for label in labels]
+        labels = self._read_labels() if "y" in names else None
+        if labels is not None:
+            found["y"] = labels_at(labels, positions)
         found |= {name: indices for name in names if name == "index" and name not in known}
         found |= {name: list(map(str, indices)) for name in names if name == "key" and name not in known}
         left = [name for name in names if name not in found]
@@ -139,8 +152,11 @@ class DatasetReaderMapDataPipe(MapPipe):
             read = _read_items(self._dataset.value, self._fields.split(), indices, self._use, bulk) if left else {}
         if read is None or not read.keys() >= set(left):
             return None
-        if "y" in left and self._class_names is not None and any(isinstance(label, str) for label in read["y"]):
-            return None
+        if "y" in left and self._class_names is not None:
+            try:
+                read["y"] = [class_of(label, self._class_names) for label in read["y"]]
+            except ValueError:
+                return None  # `fetch` names the sample
         return [found[name] if name in found else read[name] for name in names]
 
     def has_column(self, name: str) -> bool:
@@ -153,23 +169,101 @@ class DatasetReaderMapDataPipe(MapPipe):
         return labels if labels is not None else super().read_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:
+        self._read_labels()
         return self._class_names
 
     def field_names(self) -> frozenset[str]:
         return frozenset(self._fields.split()) | (set() if self._labels is None else {"y"})
 
-    def _known_labels(self) -> NDArray[Any] | None:
-        dataset, is_y_of_items = self._dataset.value, "y" in self._fields.split() and not self._getters
-        if self._labels is None and is_y_of_items and getattr(dataset, "target_transform", None) is None:
-            known = (getattr(dataset, name, None) for name in _LABELS)
-            found = next((labels for labels in known if labels is not None and _is_column(labels, len(dataset))), None)
-            if found is not None:
-                self._set_labels(found)
+    def _read_labels(self) -> NDArray[Any] | None:
+        """Return the labels that replace those of the items: `labels=`, or texts that the dataset has for all items."""
+        if self._has_texts:
+            self._known_labels()
         return None if self._labels is None else self._labels.value
 
-    def _set_labels(self, labels: Any) -> None:
-        column, self._class_names = as_classes(as_column(labels), self._class_names)
-        self._labels = Shared(column)
+    def _known_labels(self) -> NDArray[Any] | None:
+        """Return the labels of all items, if they are known without loading all items."""
+        if not self._is_compared:
+            self._is_compared = True
+            targets = self._candidate()
+            if targets is not None and self._agrees(targets):
+                self._keep(targets)
+            self._has_texts = False
+        known = self._targets if self._labels is None else self._labels
+        return None if known is None else known.value
+
+    def _candidate(self) -> NDArray[Any] | None:
+        """Return the attribute of the dataset that may hold its labels."""
+        dataset = self._dataset.value
+        if "y" not in self._fields.split() or self._getters or getattr(dataset, "target_transform", None) is not None:
+            return None
+        known = (getattr(dataset, name, None) for name in _LABELS)
+        labels = next((labels for labels in known if labels is not None and _is_column(labels, len(dataset))), None)
+        return None if labels is None else as_column(by_position("labels", labels))
+
+    def _keep(self, targets: NDArray[Any]) -> None:
+        if self._class_names is not None:
+            with suppress(ValueError):  # reading the item names the sample
+                self._targets = Shared(number_labels(targets, self._class_names).column)
+        elif self._has_texts:
+            column, self._class_names = number_labels(targets)
+            self._labels = Shared(column)
+        else:
+            self._targets = Shared(targets)
+
+    def _agrees(self, targets: NDArray[Any]) -> bool:
+        """Return whether some items hold the labels that an attribute of the dataset has for them."""
+        compared = 0
+        for index in _places_to_compare(targets):
+            try:
+                with using_key(SampleKey(0, 0, index)):
+                    label = Sample(self._parts(index), key=str(index), index=index)["y"]
+            except Exception:  # the item cannot be loaded, which is for `on_error` to decide
+                continue
+            compared += 1
+            if not is_same(label, targets[index], self._class_names):
+                kind = type(self._dataset.value).__name__
+                warnings.warn(
+                    f"The labels are read from the items of {kind}, because its `targets` or `labels` differ: item "
+                    f"{index} holds {_shortened(label)}, not {_shortened(targets[index])}. If all labels are known, "
+                    "pass `labels=`, so that a plan does not load the items.",
+                    stacklevel=2,
+                )
+                return False
+        return compared > 0
+
+
+def _places_to_compare(labels: NDArray[Any]) -> list[int]:
+    """Return some positions of labels, of different classes if there are some."""
+    try:
+        firsts = np.unique(labels, return_index=True)[1].tolist()
+    except TypeError:  # objects without an order
+        firsts = list(range(len(labels)))
+    chosen = (
+        [firsts[place * (len(firsts) - 1) // (_NUM_COMPARED - 1)] for place in range(_NUM_COMPARED)] if firsts else []
+    )
+    return sorted({*chosen, *range(len(labels))[-1:]})
+
+
+def _shortened(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) < _SHOWN else f"{type(value).__name__} {text[:_SHOWN]}..."
+
+
+def _is_text(labels: NDArray[Any] | None) -> bool:
+    return labels is not None and is_text(next((label for label in labels if label is not None), None))
+
+
+def _in_order(labels: Any) -> Any:
+    """Return labels; raise ValueError for a Series of pandas that was shuffled, whose order may be meant either way."""
+    by_position("labels", labels)
+    index = list(labels.index) if hasattr(labels, "iloc") else []
+    if index != list(range(len(index))) and set(index) == set(range(len(index))):
+        raise ValueError(
+            "`labels` must be in the order of `dataset`, but is a Series whose index has another order. Write "
+            "`labels.to_numpy()` if item n has the n-th label, or `labels.sort_index()` if it has `labels[n]`."
+        )
+    return labels
 
 
 def _is_column(found: Any, size: int) -> bool:
@@ -177,11 +271,6 @@ def _is_column(found: Any, size: int) -> bool:
         return bool(np.shape(found) == (size,))
     except ValueError:  # NumPy rejects nested lists of different lengths
         return False
-
-
-def _has_text_labels(dataset: Any) -> bool:
-    known: list[Any] = [getattr(dataset, name, None) for name in _LABELS]
-    return any(isinstance(one, list | tuple | np.ndarray) and isinstance(next(iter(one), None), str) for one in known)
 
 
 def _hint_for(dataset: Any) -> str:
@@ -256,7 +345,7 @@ def _read_items(
         return dict(zip(names, zip(*items, strict=True), strict=True))
     if set(map(type, items)) == {dict}:
         return {name: [item[name] for item in items] for name in names}
-    is_single = len(names) == 1 and not any(isinstance(item, Mapping | tuple | list) for item in items)
+    is_single = len(names) == 1 and not any(isinstance(item, Mapping | tuple | list | None) for item in items)
     return {names[0]: items} if is_single else None
 
 
@@ -277,6 +366,10 @@ def _loaded_items(dataset: Any, indices: list[int], use: GlobalUse, bulk: Bulk) 
 
 def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
     def pick(sample: Sample, value: Any) -> Any:
+        if value is None:
+            raise DataError(
+                f'Item {sample.index} is None: the dataset could not make it. `.on_error("skip")` skips it.'
+            )
         if isinstance(value, Mapping):
             if names[place] not in value:
                 known = " ".join(map(str, value))

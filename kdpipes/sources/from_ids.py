@@ -14,14 +14,14 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.keys import repetitions, unique_key
-from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.labels import label_at, labels_at, number_labels
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
-from kdpipes.sources._labels import as_classes
 from kdpipes.storage.access import Access
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import file_stamp
@@ -39,8 +39,8 @@ class IdReaderMapDataPipe(MapPipe):
     Args:
         ids: The IDs, in order. The key of a sample is `str(id)`. If the ID is a URL, its user name, password, signature
             and expiry are removed from the key. If an ID repeats, the later samples have the keys "ID #2", "ID #3", ...
-        labels: The label of each ID: a dictionary by ID, or a sequence as long as `ids`. Text labels become class
-            numbers. Without labels, samples have no field `y`.
+        labels: The label of each ID: a dictionary or a pandas Series by ID, or a sequence as long as `ids`. Text labels
+            become class numbers: see "Labels" in docs/sources.md. Without labels, samples have no field `y`.
         load: A function that returns `x` for an ID; or a path or URL that contains `{id}`: `.pt` files are read as
             tensors (`weights_only`), `.npy` files as arrays, other files as bytes.
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
@@ -49,7 +49,8 @@ class IdReaderMapDataPipe(MapPipe):
         hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
 
     Raises:
-        ValueError: A label is not among `class_names`; an ID has no label; or `labels` and `ids` differ in length.
+        ValueError: A label is not among `class_names`; an ID has no label; `labels` and `ids` differ in length; or
+            `labels` is a Series whose index does not say which ID a label belongs to.
 
     Example:
         >>> pipe = kdp.from_ids(["id-1", "id-2"], {"id-1": 0, "id-2": 2}, load=lambda id: id.upper())
@@ -74,11 +75,12 @@ class IdReaderMapDataPipe(MapPipe):
             raise ValueError(must_be("load", "a callable, or a path with '{id}' in it", load))
         if isinstance(load, str):
             check_filesystems("load", [load.replace("{id}", str(ids[0])) if len(ids) else load])
-        self._ids = Shared(ids)
+        labels = _aligned(ids, labels)
+        self._ids = Shared(by_position("ids", ids))
         self._class_names = check_names("class_names", class_names)
         self._labels: Shared[NDArray[Any]] | None = None
         if labels is not None:
-            column, self._class_names = as_classes(_aligned(ids, labels), self._class_names)
+            column, self._class_names = number_labels(labels, self._class_names)
             self._labels = Shared(column)
         if isinstance(load, str):
             load = FileLoader(load, Access(storage_options=storage_options, hedge_s=hedge_s))
@@ -101,8 +103,7 @@ class IdReaderMapDataPipe(MapPipe):
         inputs = () if isinstance(name, str) else (Loaded(name),)
         fields: dict[str, Any] = {"x": Lazy(lambda *_: load(name), *inputs, what="loading field 'x'")}
         if self._labels is not None:
-            label = self._labels.value[index]
-            fields["y"] = label.item() if isinstance(label, np.generic) else label
+            fields["y"] = label_at(self._labels.value, index)
         version = "" if files is None else lambda: file_stamp(files.path_of(name))
         sample = Sample(fields, key=self._key(index), index=index, version=version)
         return sample if files is None else sample.share(identity_of(str(name)))
@@ -112,7 +113,7 @@ class IdReaderMapDataPipe(MapPipe):
         keys = list(map(self._key, positions.tolist()))
         found: dict[str, Sequence[Any]] = {"key": keys, "index": positions.tolist()}
         if "y" in names and self._labels is not None:
-            found["y"] = self._labels.value[positions].tolist()
+            found["y"] = labels_at(self._labels.value, positions)
         if "x" in names:
             found["x"] = made_of_each(bulk, self._load, ids, keys=lambda: keys, what="loading field 'x'")
         return [found[name] for name in names]
@@ -170,15 +171,50 @@ class IdReaderMapDataPipe(MapPipe):
         return frozenset({"x"} if self._labels is None else {"x", "y"})
 
 
-def _aligned(ids: Sequence[Any], labels: Mapping[Any, Any] | Sequence[Any]) -> NDArray[Any]:
+def by_position(param: str, values: Any) -> Any:
+    """Return a Series of pandas as an array, because `series[0]` looks up the index; other values unchanged."""
+    if hasattr(values, "iloc") and hasattr(values, "columns"):
+        raise TypeError(must_be(param, "one column", type(values).__name__, 'Pass a column, like `table["id"]`.'))
+    return values.to_numpy() if hasattr(values, "iloc") else values
+
+
+def _aligned(ids: Any, labels: Any) -> Any:
+    """Return the label of each ID."""
+    if labels is None:
+        return None
+    if hasattr(labels, "iloc"):
+        return _aligned_series(ids, labels)
     if isinstance(labels, Mapping):
         missing = next((name for name in ids if name not in labels), None)
         if missing is not None:
             raise ValueError(f"`labels` must have a label for every ID, but has none for {missing!r}.")
-        return as_column([labels[name] for name in ids])
+        return [labels[name] for name in ids]
     if len(labels) != len(ids):
         raise ValueError(f"`labels` must be as long as `ids`, but has {len(labels)} entries for {len(ids)} IDs.")
-    return as_column(labels)
+    return labels
+
+
+def _aligned_series(ids: Any, labels: Any) -> Any:
+    """Return the labels of a Series, one for each ID.
+
+    They are found by the index if it holds the IDs, and else by position if `ids` has the same index, or there is none.
+    """
+    by_position("labels", labels)
+    names, index = list(by_position("ids", ids)), labels.index
+    if hasattr(ids, "iloc") and index.equals(ids.index):  # columns of one table
+        return labels
+    has_no_index = list(index) == list(range(len(names)))
+    places = index.get_indexer(names) if index.is_unique else np.full(len(names), -1)
+    holds_ids = bool((places >= 0).all())
+    if holds_ids and (not has_no_index or names == list(index)):
+        return labels.iloc[places]
+    if has_no_index and not holds_ids and not hasattr(ids, "iloc"):
+        return labels
+    raise ValueError(
+        "`labels` must be a Series whose index holds the IDs, or be the column of `ids` in the same table, but its "
+        f"index is {list(index[:3])!r}, .... Write `labels.to_numpy()` for labels in the order of `ids`, or "
+        "`labels.to_dict()` for labels by ID."
+    )
 
 
 def _readable(names: Sequence[Any], index: int) -> list[Any]:

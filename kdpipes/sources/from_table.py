@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.errors import DataError, check_names, closest, must_be
+from kdpipes.core.labels import label_at, labels_at, number_labels
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
@@ -145,7 +145,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         self._numbers: NDArray[Any] | None = None
         if label is not None:
             names = self._class_names or class_names_of(rows, label)
-            self._numbers, self._class_names = _numbered(_one(rows.column(label)), names)
+            self._numbers, self._class_names = number_labels(_one(rows.column(label)), names, param="label")
 
     def fingerprint(self) -> Any:
         keys = None if self._keys is None else _digest(self._keys.values)
@@ -162,7 +162,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         for name, column in self._columns.items():
             sample[name] = Lazy(lambda _, column=column: column[index], what=f"reading {name!r}", is_cheap=True)
         if self._numbers is not None:
-            sample["y"] = self._numbers[index].item()
+            sample["y"] = label_at(self._numbers, index)
         return sample
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
@@ -171,7 +171,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         found: dict[str, Sequence[Any]] = {"key": keys, "index": indices}
         found |= {name: self._columns[name].take(indices) for name in names if name in self._columns}
         if "y" in names and self._numbers is not None:
-            found["y"] = self._numbers[positions].tolist()
+            found["y"] = labels_at(self._numbers, positions)
         if "x" in names and self._has_file:
             paths = [self._ids.value[index] for index in indices]
             found["x"] = made_of_each(bulk, self._load, paths, keys=lambda: keys, what="loading field 'x'")
@@ -419,25 +419,6 @@ def _one(column: Any) -> Any:
     """Return a column as one array, which is faster to index than chunks."""
     found = column.combine_chunks()
     return found.chunk(0) if hasattr(found, "chunk") else found
-
-
-def _numbered(values: Any, names: tuple[str, ...] | None) -> tuple[NDArray[Any], tuple[str, ...] | None]:
-    """Return labels as numbers, -1 where one is missing, and the names of the classes."""
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
-        return pc.fill_null(values.cast(pa.int64()), UNLABELLED).to_numpy(zero_copy_only=False), names
-    texts = values.cast(pa.string())
-    known = pa.array(sorted(pc.unique(texts).drop_null().to_pylist()) if names is None else names, pa.string())
-    numbers = pc.index_in(texts, known)
-    strange = pc.and_(pc.is_null(numbers), pc.is_valid(texts))
-    if pc.any(strange).as_py():
-        label = texts.filter(strange)[0].as_py()
-        found = tuple(known.to_pylist())
-        raise ValueError(
-            f"`label` has {label!r}, which is not among the classes {', '.join(found)}.{closest(label, found)}"
-        )
-    return pc.fill_null(numbers, UNLABELLED).to_numpy(zero_copy_only=False).astype(np.int64), tuple(known.to_pylist())
 
 
 def _as_numpy(values: Any) -> NDArray[Any]:

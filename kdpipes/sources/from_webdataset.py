@@ -98,7 +98,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
 
     def samples(self) -> Iterator[Sample]:
         seed, epoch = current_epoch() or self._renewed or (0, 0)
-        recipe = Recipe(None, None, self._fields)
+        recipe = Recipe(None, None, self._fields, self._class_names)
         for index, item in enumerate(_of_epoch(self._dataset.value, seed, epoch)):
             yield recipe({**item, "__key__": self._key(item, index)} if isinstance(item, dict) else item, index)
 

@@ -10,12 +10,12 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.errors import ChainError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.labels import number_fields
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.traits import Traits
-from kdpipes.sources._labels import numbered
 from kdpipes.storage.files import file_stamp, read_url
 from kdpipes.storage.urls import identity_of
 
@@ -65,9 +65,7 @@ class Recipe(Fingerprinted):
         fields = fields or self._fields(item)
         if self._label is not None:
             fields["y"] = _computed(self._label, item, "computing the label")
-        if self.class_names is not None and "y" in fields:
-            label = fields["y"]
-            fields["y"] = numbered(label if isinstance(label, Lazy) else Loaded(label), self.class_names)
+        number_fields(fields, self.class_names)
         return fields
 
     def _fields(self, item: Any) -> dict[str, Any]:
@@ -179,8 +177,8 @@ class SampleMakerMapDataPipe(_SampleMaker, MapPipe):
         label: A function of an item that returns `y`. It is called when `y` is read.
         fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
             item by field name.
-        class_names: The names of the classes 0, 1, ...: text labels `y` become these numbers. Without it, they stay
-            text.
+        class_names: The names of the classes 0, 1, ...: labels, fields `y` and `cls`, become these numbers. Without it,
+            they stay as they are.
 
     Length: that of the source, if it has one.
 

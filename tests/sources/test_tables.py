@@ -137,7 +137,7 @@ def test_only_empty_text_is_missing(tmp_path: Path) -> None:
 def test_labels_in_text_name_classes_as_folders_do(tmp_path: Path) -> None:
     url = write(tmp_path / "t.csv", "label\n10\n2\n")
     assert kdp.from_table(url, label="label", class_names=["0", "1", "10", "2"]).column("y").tolist() == [2, 3]
-    with pytest.raises(ValueError, match="'10', which is not among the classes a, b"):
+    with pytest.raises(ValueError, match="has 10, but `class_names` names 2 classes"):
         kdp.from_table(url, label="label", class_names=["a", "b"])
 
 

@@ -1,0 +1,427 @@
+"""The one place that decides what a label is: which values are classes, and which number and name each class has.
+
+Every source passes its labels through `number_labels`, if it knows all of them, or through `class_of`, if it reads
+them sample by sample and has class names. Plan pipes, which need classes, use `as_classes`.
+
+| labels | without class names | with class names |
+|---|---|---|
+| integers of any width, from any first number, with gaps | stay the numbers they are | the same, checked |
+| whole floats (`2.0`) | integers | the same, checked |
+| other floats | stay numbers, which are no classes | an error |
+| booleans | 0 and 1 | those of the names "true" and "false", or else 0 and 1 |
+| texts | numbered in sorted order (by code point) | the number of the name |
+| texts that are all numbers, as Python writes them | these numbers | the same, unless a name is a number |
+| texts that only look like numbers (`"007"`, `"1e5"`) | texts | texts |
+| byte strings | their text in UTF-8 | their text in UTF-8 |
+| members of an `Enum` | numbered in order of definition; names are the members' names | the number of its name |
+| categories of pandas, Arrow or polars | their own order and names; numbers stay numbers | the number of the name |
+| missing: None, NaN, `pandas.NA`, NaT, null, masked, empty text | -1; among floats that are no classes, NaN | -1 |
+| vectors, lists, dictionaries and other values | stay as they are | stay as they are |
+
+Without class names, the second column holds where all labels are known at once. Labels that are read sample by sample
+stay as they are, because neither the classes nor the kind of all labels is known. A plan pipe reads all of them, and
+takes those for classes that the second column would number.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.core.arithmetic import UNLABELLED
+from kdpipes.core.errors import DataError, closest
+from kdpipes.core.map_pipe import as_column
+from kdpipes.core.sample import Lazy, Loaded, Sample
+
+LABEL_FIELDS = ("y", "cls")  # the fields that hold labels: those of samples, and of webdataset's shards
+RANGES = (
+    " Numbers that are not whole are no classes. Make classes of ranges: `.transform('y', lambda y: int(y // 10))`."
+)
+Names = tuple[str, ...] | None
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_EXACT = 2.0**53  # floats below are exact integers
+
+
+class Labels(NamedTuple):
+    """The labels of a source, `[num_samples]`, and the names of the classes 0, 1, ..."""
+
+    column: NDArray[Any]
+    names: Names
+
+
+class _Factors(NamedTuple):
+    """Labels as positions in a list of distinct values, whose last one is None, for missing labels."""
+
+    values: list[Any]
+    codes: NDArray[Any]
+    are_categories: bool = False
+
+
+@runtime_checkable
+class _ClassLabel(Protocol):
+    """A feature of a Hugging Face data set with class names."""
+
+    names: Any
+
+
+def number_labels(labels: Any, names: Names = None, *, param: str = "labels") -> Labels:
+    """Return all labels of a source by the rules of this module.
+
+    Args:
+        labels: A sequence, array, tensor, or column of pandas, polars or Arrow, `[num_samples]`.
+        names: The names of the classes 0, 1, ..., if they are known.
+        param: The argument that holds the labels, for errors.
+
+    Raises:
+        ValueError: There are `names`, and a label is neither one of them nor the number of one.
+
+    >>> number_labels(["stork", None, "heron"])
+    Labels(column=array([ 1, -1,  0]), names=('heron', 'stork'))
+    >>> number_labels([2.0, 7.0]).column, number_labels(["b", "a"], ("b", "a")).column
+    (array([2, 7]), array([0, 1]))
+    """
+    labels = _as_array(labels)
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iuf" and _needs_no_names(labels, names):
+        return Labels(_whole(labels), names)
+    factors = _factors(labels)
+    if factors is None:
+        return Labels(_objects(labels), names)
+    if names is None:
+        table, names = _numbered(factors)
+    else:
+        table = _named(factors, names, param)
+    return Labels(_objects(labels) if table is None else table[factors.codes], names)
+
+
+def class_of(label: Any, names: tuple[str, ...]) -> Any:
+    """Return the number of a label's class, -1 for a missing label; vectors and dictionaries are returned unchanged.
+
+    Raises:
+        ValueError: The label is neither one of `names` nor the number of one.
+
+    >>> [class_of(label, ("heron", "stork")) for label in ("stork", 1.0, b"heron", None)]
+    [1, 1, 0, -1]
+    """
+    if type(label) is int and UNLABELLED <= label < len(names):
+        return label
+    numbers, have_integers = _numbers_of(names)
+    named = next((numbers[text] for text in _texts_of(label) if text in numbers), None)
+    if named is not None:
+        return named
+    plain = _plain(label)
+    value = _number_in(plain) if isinstance(plain, str) and not have_integers else plain
+    if value is None:
+        return UNLABELLED
+    if isinstance(value, int) and not UNLABELLED <= value < len(names):
+        raise ValueError(f"{value}, but `class_names` names {len(names)} classes.")
+    if isinstance(value, str | float):
+        raise ValueError(f"{plain!r}, which is not among the classes {', '.join(names)}.{closest(str(plain), names)}")
+    return value if isinstance(value, int) else label
+
+
+def numbered(label: Lazy, names: tuple[str, ...], *, are_given: bool = True) -> Lazy:
+    """Return a label that is converted to a class number when it is read.
+
+    Args:
+        label: The label.
+        names: The names of the classes 0, 1, ...
+        are_given: Whether the user has passed the names. If a data set has them, they may not be those of its labels
+            (`target_transform`), so numbers without a name are returned unchanged.
+    """
+
+    def number(sample: Sample, value: Any) -> Any:
+        try:
+            return class_of(value, names)
+        except ValueError as error:
+            if not are_given and not is_text(value):
+                return value
+            raise DataError(f"Sample {sample.key!r} has class {error}") from None
+
+    return Lazy(number, label, what="reading the label", is_cheap=label.is_cheap)
+
+
+def label_at(column: NDArray[Any], index: int) -> Any:
+    """Return the label at a position, as a plain number if it is one."""
+    label = column[index]
+    return label.item() if isinstance(label, np.generic) else label
+
+
+def labels_at(column: NDArray[Any], positions: NDArray[Any]) -> list[Any]:
+    """Return the labels at several positions, as `label_at` does."""
+    if column.dtype == object:
+        return [label_at(column, index) for index in positions.tolist()]
+    labels: list[Any] = column[positions].tolist()
+    return labels
+
+
+def number_fields(fields: dict[str, Any], names: Names, *, are_given: bool = True) -> None:
+    """Replace the labels among the fields of a sample by class numbers, if the names of the classes are known."""
+    for field in LABEL_FIELDS:
+        if names is not None and field in fields:
+            label = fields[field]
+            fields[field] = numbered(label if isinstance(label, Lazy) else Loaded(label), names, are_given=are_given)
+
+
+def is_text(label: Any) -> bool:
+    """Return whether a label is the name of a class: a text, a byte string or a member of an `Enum`."""
+    return isinstance(_plain(label), str)
+
+
+def is_same(one: Any, other: Any, names: Names) -> bool:
+    """Return whether two labels are the same class or number. Vectors and dictionaries never are."""
+    values = [_plain(one), _plain(other)]
+    if names is not None and isinstance(values[0], str) != isinstance(values[1], str):
+        with suppress(ValueError):
+            values = [class_of(value, names) for value in values]
+    if all(isinstance(value, int | float) for value in values):
+        return math.isclose(*values, rel_tol=1e-6)  # float32 and float64
+    return _are(str, values) and values[0] == values[1]
+
+
+def as_classes(column: NDArray[Any]) -> NDArray[Any]:
+    """Return labels of any source as the integers or texts that plan pipes take for classes.
+
+    Labels that are no classes are returned unchanged.
+
+    >>> as_classes(np.array([1.0, np.nan])), as_classes(np.array([0.5, 1.0]))
+    (array([ 1, -1]), array([0.5, 1. ]))
+    """
+    if column.dtype.kind in "iufU":
+        return _whole(column)
+    factors = _factors(column)
+    if factors is None:
+        return column
+    plain = list(map(_plain, factors.values))
+    if _are(int | float, plain):
+        numbers: NDArray[Any] = _with_missing(plain)[factors.codes]
+        return numbers
+    classes: NDArray[Any] = as_column(["" if value is None else value for value in plain])[factors.codes]
+    return classes if _are(str, plain) and all(classes) else column
+
+
+def label_of(value: Any) -> Any:
+    """Return one label as a plan pipe takes it: an integer or a text, -1 if it is missing; other values unchanged.
+
+    >>> [label_of(value) for value in (2.0, True, b"heron", None, 0.5)]
+    [2, 1, 'heron', -1, 0.5]
+    """
+    plain = _plain(value)
+    return UNLABELLED if plain is None else plain
+
+
+def class_names_in(dataset: Any, fields: Sequence[str]) -> Names:
+    """Return the names of a dataset's classes, or None if the dataset does not have them.
+
+    These are its `classes` (torchvision) or `class_names` (KappaData), or the names of the only `ClassLabel` among
+    `fields` (Hugging Face).
+    """
+    for attribute in ("classes", "class_names"):
+        try:
+            names = getattr(dataset, attribute, None)
+            names = names() if callable(names) else names
+        except (NotImplementedError, TypeError):
+            continue
+        if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    features = getattr(dataset, "features", None)
+    if not isinstance(features, Mapping):
+        return None
+    labeled = (feature for field in fields if isinstance(feature := features.get(field), _ClassLabel))
+    known = [feature.names for feature in labeled if feature.names is not None]
+    return tuple(known[0]) if len(known) == 1 else None
+
+
+def _as_array(labels: Any) -> Any:
+    """Return labels as an array; categories of pandas and columns of Arrow that are no numbers stay as they are."""
+    if hasattr(labels, "to_arrow"):  # polars
+        labels = labels.to_arrow()
+    if hasattr(labels, "dictionary_encode"):
+        return _numbers_of_arrow(labels)
+    if isinstance(labels, np.ma.MaskedArray):
+        return as_column(labels.tolist())  # with None for masked entries
+    if _categories_of(labels) is not None:
+        return labels
+    return as_column(labels.to_numpy() if hasattr(labels, "to_numpy") else labels)
+
+
+def _categories_of(labels: Any) -> Any:
+    return getattr(getattr(labels, "dtype", None), "categories", None)
+
+
+def _numbers_of_arrow(labels: Any) -> Any:
+    kind = str(labels.type)
+    is_float = kind in ("double", "float", "halffloat")
+    is_int = kind.startswith(("int", "uint")) and not labels.null_count
+    return np.asarray(labels) if is_float or is_int else labels
+
+
+def _objects(labels: Any) -> NDArray[Any]:
+    return as_column(labels.to_pylist() if hasattr(labels, "to_pylist") else labels)
+
+
+def _needs_no_names(column: NDArray[Any], names: Names) -> bool:
+    """Return whether names change nothing, because all labels are the numbers of classes."""
+    if names is None or not len(column):
+        return True
+    return column.dtype.kind in "iu" and bool(column.min() >= UNLABELLED) and bool(column.max() < len(names))
+
+
+def _whole(column: NDArray[Any]) -> NDArray[Any]:
+    """Return floats as integers if all of them are whole or missing; other columns are returned unchanged."""
+    if column.dtype.kind != "f":
+        return column
+    is_missing = np.isnan(column)
+    is_whole = (np.abs(column) < _EXACT) & (np.rint(column) == column)
+    return np.where(is_missing, UNLABELLED, column).astype(np.int64) if (is_whole | is_missing).all() else column
+
+
+def _factors(labels: Any) -> _Factors | None:
+    """Return the distinct labels and where they occur; None if labels are vectors, dictionaries or dates."""
+    categories = _categories_of(labels)
+    if categories is not None:
+        codes = getattr(labels, "cat", labels).codes
+        return _Factors([*categories.tolist(), None], np.asarray(codes, dtype=np.intp), are_categories=True)
+    if hasattr(labels, "dictionary_encode"):
+        return _factors_of_arrow(labels)
+    if labels.dtype.kind in "biuf":
+        values, codes = np.unique(labels, return_inverse=True)
+        return _Factors([*values.tolist(), None], codes.reshape(-1))
+    if labels.dtype.kind not in "OUS":
+        return None
+    try:
+        places = {value: place for place, value in enumerate(dict.fromkeys(labels.tolist()))}
+    except TypeError:  # lists, arrays and dictionaries have no hash
+        return None
+    codes = np.fromiter((places[value] for value in labels.tolist()), dtype=np.intp, count=len(labels))
+    return _Factors([*places, None], codes)
+
+
+def _factors_of_arrow(labels: Any) -> _Factors | None:
+    if hasattr(labels, "chunks"):
+        labels = labels.unify_dictionaries().combine_chunks()
+    are_categories = hasattr(labels, "dictionary")
+    try:
+        encoded = labels if are_categories else labels.dictionary_encode()
+    except NotImplementedError:  # lists and structs
+        return None
+    codes = encoded.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
+    return _Factors([*encoded.dictionary.to_pylist(), None], codes, are_categories)
+
+
+def _numbered(factors: _Factors) -> tuple[NDArray[Any] | None, Names]:
+    """Return the number of each distinct label, and the names of the classes; None if the labels are no classes."""
+    plain = list(map(_plain, factors.values))
+    if _are(int | float, plain):
+        return _with_missing(plain), None
+    if not _are(str, plain):
+        return None, None
+    kinds = {type(value) for value in factors.values[:-1]} - {type(None)}
+    if factors.are_categories:
+        names = tuple(value for value in plain if value is not None)
+    elif len(kinds) == 1 and issubclass(kind := kinds.pop(), Enum) and not issubclass(kind, str):
+        names = tuple(member.name for member in kind)
+    else:
+        numbers = _numbers_in([value for value in plain if value is not None])
+        if numbers is not None:
+            known = iter(numbers)
+            return _with_missing([None if value is None else next(known) for value in plain]), None
+        names = tuple(sorted({value for value in plain if value is not None}))
+    places = {name: number for number, name in enumerate(names)}
+    return _with_missing([None if value is None else places[value] for value in plain]), names
+
+
+def _named(factors: _Factors, names: tuple[str, ...], param: str) -> NDArray[Any] | None:
+    """Return the number of each distinct label by the names of the classes; None if the labels are no classes."""
+    try:
+        table = as_column([class_of(value, names) for value in factors.values])
+    except ValueError as error:
+        raise ValueError(f"`{param}` has {error}") from None
+    return table if table.dtype.kind == "i" else None
+
+
+def _are(kinds: Any, plain: Sequence[Any]) -> bool:
+    return all(value is None or isinstance(value, kinds) for value in plain)
+
+
+def _with_missing(numbers: Sequence[int | float | None]) -> NDArray[Any]:
+    """Return numbers as an array, in which missing ones are -1; NaN if there are floats that are no classes."""
+    missing = math.nan if any(isinstance(number, float) for number in numbers) else UNLABELLED
+    return as_column([missing if number is None else number for number in numbers])
+
+
+def _plain(label: Any) -> Any:
+    """Return a label as an integer, a float that is not whole, a text, or None if it is missing; others unchanged."""
+    label = label.as_py() if hasattr(label, "as_py") else label
+    if _is_missing(label):
+        return None
+    if getattr(label, "shape", None) == () and not isinstance(label, np.datetime64 | np.timedelta64):
+        return _plain(label.item())  # a NumPy scalar, or a tensor
+    if isinstance(label, bytes | str | Enum) and not isinstance(label, int):
+        return next(iter(_texts_of(label)), label) or None
+    if isinstance(label, int):
+        return int(label)
+    if isinstance(label, float | Decimal):
+        number = float(label)
+        return int(number) if number.is_integer() and abs(number) < _EXACT else number
+    return label
+
+
+def _is_missing(label: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    if label is None or label is np.ma.masked or (pandas is not None and label is pandas.NA):
+        return True
+    is_ordered = isinstance(label, float | Decimal | datetime | np.datetime64 | np.timedelta64)
+    return is_ordered and bool(label != label)
+
+
+def _texts_of(label: Any) -> tuple[str, ...]:
+    """Return the names that a label may have, the likeliest first."""
+    if isinstance(label, bool | np.bool_):
+        return str(label).lower(), str(label), str(label).upper()
+    if isinstance(label, bytes):
+        try:
+            return (label.decode(),)
+        except UnicodeDecodeError:
+            return ()
+    if isinstance(label, Enum) and not isinstance(label, int | str):
+        return (label.name, *_texts_of(label.value))
+    text = label.value if isinstance(label, Enum) else label
+    return (str(text),) if isinstance(text, str) else ()
+
+
+@lru_cache(maxsize=64)
+def _numbers_of(names: tuple[str, ...]) -> tuple[dict[str, int], bool]:
+    """Return the numbers of classes by name, and whether a name is itself a number."""
+    return {name: number for number, name in enumerate(names)}, any(_numbers_in([name]) for name in names)
+
+
+def _numbers_in(texts: Sequence[str]) -> list[Any] | None:
+    """Return the numbers that texts write, None for "nan"; None if a text writes none.
+
+    >>> _numbers_in(["1", "10"]), _numbers_in(["0.50", "1e-05"]), _numbers_in(["007"]), _numbers_in(["1e5"])
+    ([1, 10], [0.5, 1e-05], None, None)
+    """
+    if all(map(_INTEGER.fullmatch, texts)):
+        return list(map(int, texts))
+    if any("." in text for text in texts) and all(text == "nan" or _DECIMAL.fullmatch(text) for text in texts):
+        return [_plain(float(text)) for text in texts]
+    return None
+
+
+def _number_in(text: str) -> Any:
+    """Return the number that a text writes, or else the text."""
+    numbers = _numbers_in([text])
+    return text if numbers is None else numbers[0]
