@@ -33,7 +33,6 @@ except ImportError:  # without the extra `table`
     pa = None
 
 _PART = 1 << 16  # texts that are in memory as Python objects at a time
-_SHORT_NUMBERS = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64", "halffloat", "float"})
 _LOCAL = ("", "file", "local")
 # Protocols that rows of any remote table may name, besides its own. Others may reach local files.
 _REMOTE = frozenset({*("http", "https", "s3", "s3a", "gs", "gcs", "hf", "abfs", "abfss", "az", "adl"), "zip", "tar"})
@@ -236,16 +235,33 @@ class _Column:
 
 def _reader_of(kind: Any) -> Callable[[Any], Any]:
     """Return a function that returns the value of an entry of Arrow."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return _tensor_in
+    shape, of = _shape_of(kind)
+    if shape and _is_number(of):
+        return partial(_tensor_in, shape)
+    if isinstance(kind, pa.BaseExtensionType) and hasattr(kind, "shape"):  # `Array2D` of Hugging Face
+        return partial(_array_in, str(kind.value_type))
     if _is_short_number(kind):
         return partial(_number_in, kind.to_pandas_dtype())
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     return _numbers_in if is_list and _is_short_number(kind.value_type) else _object_in
 
 
+def _shape_of(kind: Any) -> tuple[tuple[int, ...], Any]:
+    """Return the shape of entries that are tensors of a fixed shape, and the type of their numbers."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return tuple(kind.shape), kind.value_type
+    shape: tuple[int, ...] = ()
+    while pa.types.is_fixed_size_list(kind):
+        shape, kind = (*shape, kind.list_size), kind.value_type
+    return shape, kind
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
 def _is_short_number(kind: Any) -> bool:
-    return pa.types.is_primitive(kind) and str(kind) in _SHORT_NUMBERS
+    return _is_number(kind) and kind not in (pa.int64(), pa.float64())
 
 
 def _is_text(kind: Any) -> bool:
@@ -266,11 +282,20 @@ def _numbers_in(entry: Any) -> Any:
     return entry.values.to_numpy(zero_copy_only=False).copy()
 
 
-def _tensor_in(entry: Any) -> Any:
+def _array_in(dtype: str, entry: Any) -> Any:
+    return np.asarray(entry.as_py(), dtype) if entry.is_valid else None
+
+
+def _tensor_in(shape: tuple[int, ...], entry: Any) -> Any:
     if not entry.is_valid:
         return None
-    array: NDArray[Any] = entry.to_numpy() if hasattr(entry, "to_numpy") else np.asarray(entry.as_py())
-    return array.copy()
+    if hasattr(entry, "to_numpy"):  # a tensor; before pyarrow 17, only its storage has a way to NumPy
+        array: NDArray[Any] = entry.to_numpy()
+        return array.copy()
+    values = getattr(entry, "value", entry).values
+    while pa.types.is_fixed_size_list(values.type) and not values.null_count:
+        values = values.flatten()
+    return entry.as_py() if values.null_count else values.to_numpy(zero_copy_only=False).reshape(shape).copy()
 
 
 class _Texts(Sequence[str]):
