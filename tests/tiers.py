@@ -36,6 +36,7 @@ SLOW = [
     "cache/test_cache_on_disk.py",
     "cache/test_folder_watcher.py",
     "cache/test_followed_globals.py",
+    "cache/test_held_values.py",
     "cache/test_lmdb_store.py",
     "cache/test_redis_store.py",
     "cache/test_stale_values.py",

@@ -12,7 +12,7 @@ from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError
-from kdpipes.core.fingerprint import hash_value
+from kdpipes.core.fingerprint import hash_value, lost_attributes
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
@@ -156,9 +156,13 @@ def _parts(source: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator
                 for its_route in Chain.of(other).routes():
                     yield list(_parts(other, its_route, unhashed))
         elif node.traits.role != "order":
+            unhashed += lost_attributes(node.pipe) if is_users(type(node.pipe)) else []
             for each in reversed(Chain.of(node.pipe)):  # the source, with everything that it reads from
                 if each.traits.role != "order":
                     yield type(each.pipe).__qualname__, _digested(each.pipe, unhashed)
+                    # A source that reads from pipes may read all that they hold.
+                    is_read = each.pipe is not node.pipe and isinstance(each.pipe, Pipe)
+                    yield from [_digested(each.pipe.fingerprint(), unhashed)] if is_read else []
 
 
 def _digested(value: Any, unhashed: list[str]) -> bytes:

@@ -9,7 +9,7 @@ import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -173,7 +173,8 @@ def reached_from(value: Any) -> Iterator[tuple[str, Any]]:
         seen[id(part)] = part  # held, so that no other object gets its address
         yield name, part
         if not isinstance(part, _GENERATORS):
-            waiting += ((inner or name, each) for inner, each in _parts(name, part))
+            with suppress(Exception):  # an object of a library may run any code when it is looked at
+                waiting += [(inner or name, each) for inner, each in _parts(name, part)]
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:

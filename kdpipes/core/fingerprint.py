@@ -18,15 +18,18 @@ import io
 import itertools
 import logging
 import mmap
+import queue
 import random
 import socket
 import sys
 import tarfile
 import threading
+import weakref
 import zipfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import PurePath
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -38,6 +41,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.datapipes.iter import ShardingFilter
 
 from kdpipes.core.callback import Callback
+from kdpipes.core.graph import upstream_of
 from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.core.user_code import (
     VALUES,
@@ -54,9 +58,10 @@ _MANY = 1000  # states depend on the length of a longer sequence and on this man
 _SIZE = 20  # bytes of a hash
 _MOST_ROUNDS = 16  # for telling apart the objects of a cycle
 _BLOCK = 1 << 20  # entries per block of an array whose memory is not contiguous
+_PIPES = (IterDataPipe, MapDataPipe)
+_ATTRIBUTES = "\0attributes of "  # how a dictionary of attributes was reached
 _OF_THIS_PROCESS = (
-    IterDataPipe,
-    MapDataPipe,
+    *_PIPES,
     ModuleType,
     logging.Logger,
     np.random.Generator,
@@ -66,7 +71,8 @@ _OF_THIS_PROCESS = (
 _BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # different values have different texts
 _REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
 _SETTLED = (*VALUES, *_REFERENCES, *_OF_THIS_PROCESS, type, FunctionType)
-_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.local)
+# Objects without a value of their own.
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.local, queue.SimpleQueue, ContextVar, weakref.ref)
 _HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFile)
 
 
@@ -92,7 +98,8 @@ class _UsersFingerprinted(Protocol):
 def hash_value(value: Any, *, globals: bool, most: int = sys.maxsize) -> tuple[bytes, list[str]]:
     """Return a hash of 20 bytes, and the names of closure variables and globals that cannot be hashed.
 
-    A pipe is hashed without what is upstream of it, and pipes inside values do not count.
+    A pipe is hashed without what is upstream of it. Pipes that functions and objects hold count, with all that these
+    pipes read from.
 
     Args:
         value: Any object.
@@ -103,7 +110,8 @@ def hash_value(value: Any, *, globals: bool, most: int = sys.maxsize) -> tuple[b
         most: The number of entries of a longer sequence that count, besides its length.
     """
     hasher = _Hasher(follows_globals=globals, most=most)
-    if isinstance(value, IterDataPipe | MapDataPipe):
+    if isinstance(value, _PIPES):
+        hasher.upstream = set(map(id, upstream_of(value)))
         value = list(_pipe_parts(value, globals))
     return hasher.hash(value), hasher.unhashed
 
@@ -144,6 +152,7 @@ class _Hasher:
 
     def __init__(self, *, follows_globals: bool, most: int) -> None:
         self.unhashed: list[str] = []
+        self.upstream: set[int] = set()  # the identities of pipes that do not count
         self._follows_globals = follows_globals
         self._most = most
         self._nodes: dict[int, _Node] = {}
@@ -222,6 +231,8 @@ class _Hasher:
     def _known_hash(self, value: Any, read_as: str) -> bytes | None:
         """Return the hash of a value that has no parts or cannot be hashed; None if its parts must be hashed."""
         try:
+            if (read_as or self._follows_globals) and isinstance(value, _PIPES) and id(value) not in self.upstream:
+                return None
             return self._hash_of_leaf(value)
         except Exception:  # such as a dead `weakref.proxy`
             self._note_unhashed(value, read_as)
@@ -277,7 +288,9 @@ class _Hasher:
 
     def _parts(self, value: Any, read_as: str) -> Iterator[Any]:
         """Yield the parts that distinguish an object from others of its type."""
-        if isinstance(value, Fingerprinted):  # its errors are those of the data, such as a missing file
+        if isinstance(value, Fingerprinted) and not isinstance(
+            value, _PIPES
+        ):  # its errors are those of the data, such as a missing file
             yield from (type(value).__qualname__, self._members_of(type(value)))
             yield value.value_fingerprint() if self._follows_globals else value.fingerprint()
             return
@@ -287,7 +300,14 @@ class _Hasher:
             self._note_unhashed(value, read_as)
 
     def _parts_of_other(self, value: Any, read_as: str) -> Iterator[Any]:
-        if isinstance(value, Mapping):
+        if isinstance(value, _PIPES):
+            yield from _pipe_parts(value, self._follows_globals)
+            yield value.fingerprint() if isinstance(value, Fingerprinted) else None
+            yield from (_Read(read_as, source) for source in upstream_of(value))
+        elif read_as.startswith(_ATTRIBUTES):
+            for name, held in value.items():
+                yield from (name, _Read(f"`{name}` of `{read_as.removeprefix(_ATTRIBUTES)}`", held))
+        elif isinstance(value, Mapping):
             yield from itertools.chain.from_iterable(value.items())
         elif isinstance(value, Set):
             yield from value
@@ -319,7 +339,9 @@ class _Hasher:
         elif isinstance(value, CodeType):
             yield from (value.co_code, value.co_names, value.co_varnames, *value.co_consts)
         elif isinstance(value, FunctionType):
-            yield from (value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__)
+            yield from (value.__qualname__, value.__code__)
+            for defaults in (value.__defaults__, value.__kwdefaults__):
+                yield _Read(f"a default of `{value.__qualname__}`", defaults)
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 yield _Read(f"`{name}` of `{value.__qualname__}`", _content_of(cell))
             if self._follows_globals and is_users_module(value.__globals__.get("__name__") or ""):
@@ -331,30 +353,40 @@ class _Hasher:
                 yield self._members_of(value) if is_users(value) else library_of(value)
         else:
             yield from (getattr(value, "__qualname__", type(value).__qualname__), self._members_of(type(value)))
-            yield self._state_of(value, read_as)
+            yield from self._state_of(value, read_as)
 
     def _members_of(self, kind: type) -> list[Any]:
         if kind not in self._members:
             self._members[kind] = own_members(kind)
         return self._members[kind]
 
-    def _state_of(self, value: Any, read_as: str) -> Any:
-        """Return the data that identify an object besides its class."""
+    def _state_of(self, value: Any, read_as: str) -> Iterator[Any]:
+        """Yield the data that identify an object besides its class."""
         kind: Any = type(value)
         if isinstance(value, _UsersFingerprinted):
-            return value.fingerprinted()
-        attributes = settled_attributes(value) if self._follows_globals else attributes_of(value)
+            yield value.fingerprinted()
+            return
+        attributes = attributes_of(value)
+        attributes = with_first_values(value, attributes) if self._follows_globals else attributes
+        reduced = _reduced(value) if _pickles_itself(kind) else None
+        if isinstance(reduced, list) and not is_users(kind) and any(map(_is_lost, attributes.values())):
+            yield reduced  # such as an image, whose pixels are in an object of C
+            return
+        if self._follows_globals:
+            for name in _lost_names(attributes, reduced):
+                self._note_unhashed(attributes[name], f"`{name}` of `{kind.__qualname__}`")
+            attributes = {name: held for name, held in attributes.items() if not _is_unsettled(held)}
         # A plain object of a user's class without attributes has no state besides its class.
-        is_plain = (kind.__reduce_ex__, kind.__reduce__) == (object.__reduce_ex__, object.__reduce__)
-        if attributes or (self._follows_globals and is_plain and is_users(kind)):
-            return attributes
+        if attributes or (self._follows_globals and not _pickles_itself(kind) and is_users(kind)):
+            yield _Read(_ATTRIBUTES + kind.__qualname__, attributes) if self._follows_globals else attributes
+            return
         reduced = _reduced(value)
         is_output = isinstance(value, io.IOBase)
         with suppress(ValueError):  # of a file that is detached
             is_output = is_output and (value.closed or not value.readable())
-        if reduced is None and read_as and not is_output and not isinstance(value, _LOCKS):
+        if reduced is None and not is_output and not isinstance(value, _LOCKS):
             self._note_unhashed(value, read_as)
-        return reduced
+        yield reduced
 
 
 _TEXT_OF: dict[type, Callable[[Any], str]] = {
@@ -429,12 +461,35 @@ def settled_attributes(value: Any) -> dict[str, Any]:
     return {name: each for name, each in attributes.items() if not _is_unsettled(each)}
 
 
+def lost_attributes(value: Any) -> list[str]:
+    """Return the names of an object's attributes that cannot be hashed, as warnings show them."""
+    kind, attributes = type(value), with_first_values(value, attributes_of(value))
+    names = _lost_names(attributes, _reduced(value) if _pickles_itself(kind) else None)
+    return [f"`{name}` of `{kind.__qualname__}` ({type(attributes[name]).__name__})" for name in names]
+
+
+def _lost_names(attributes: dict[str, Any], reduced: Any) -> list[str]:
+    """Return the names of attributes that cannot be hashed, without those that the object itself does not pickle."""
+    state = next((part for part in reversed(reduced or []) if isinstance(part, dict)), attributes)
+    lost = [name for name, held in attributes.items() if _is_lost(held) and not isinstance(held, _LOCKS)]
+    return [name for name in lost if state.get(name) is not None]
+
+
 def _is_unsettled(value: Any) -> bool:
-    if value is None or isinstance(value, _HANDLES):
-        return True
-    if isinstance(value, _SETTLED) or is_users(type(value)):
+    return value is None or isinstance(value, _HANDLES) or _is_lost(value)
+
+
+def _is_lost(value: Any) -> bool:
+    """Return whether an attribute cannot be hashed."""
+    if value is None or isinstance(value, (*_SETTLED, *_HANDLES)) or is_users(type(value)):
         return False
     return not is_kdpipes(type(value)) and _reduced(value) is None
+
+
+def _pickles_itself(kind: Any) -> bool:
+    """Return whether the objects of a class choose what is pickled."""
+    names = "__reduce_ex__", "__reduce__", "__getstate__"
+    return any(getattr(kind, name, None) is not getattr(object, name, None) for name in names)
 
 
 def _reduced(value: Any) -> Any:

@@ -320,3 +320,9 @@ def test_functions_that_read_the_position_follow_it(tmp_path: Path) -> None:
     for keys in ("abc", "cab", "cab", "xab"):
         assert [sample["place"] for sample in chain(keys)] == [0, 1, 2]
     assert counted(chain("xab")) == (3, 0)
+
+
+def test_a_field_that_cannot_be_hashed_is_warned_of(tmp_path: Path) -> None:
+    pipe = SequenceWrapper([{"x": (n for n in range(3))}], deepcopy=False).to_samples(key=lambda item: "a")
+    with pytest.warns(UserWarning, match=r"generator.*Pass `version=`"):
+        assert pipe.add_field("z", lambda sample: 1).cache_on_disk(tmp_path)[0]["z"] == 1
