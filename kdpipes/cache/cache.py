@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
@@ -23,6 +22,7 @@ from kdpipes.cache.watched_calls import WatchedCalls
 from kdpipes.core.bulk import Bulk, read_samples
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_flag, must_be
+from kdpipes.core.messages import warn
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey
@@ -205,7 +205,7 @@ class Cacher(Operation):
     def _warn_of_pickle(self, sample: Sample, name: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            warn(
                 f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. Pickles are not loaded: such "
                 "samples are read from the source instead. If you trust everyone who can write to the cache, pass "
                 "`allow_pickle=True`.",
@@ -335,7 +335,7 @@ class _CachePipe(SampleMapper):
             loaded = (name for name, value in sample.scope().items() if value.is_loaded)
             if (name := next((name for name in loaded if not isinstance(sample[name], PLAIN)), None)) is not None:
                 self._has_warned = True
-                warnings.warn(
+                warn(
                     f"Field {name!r} is loaded when it comes to the cache, and therefore is not cached: {self._eager} "
                     "may load fields as samples pass. `.transform()` and `.add_field()` call functions only when the "
                     "fields are needed.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from kdpipes.core.errors import ChainError
 from kdpipes.core.fingerprint import hash_value, lost_attributes
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import warn
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.sample import Inputs, Lazy, Sample
@@ -116,7 +116,7 @@ class Identity:
         new = [name for name in dict.fromkeys(unhashed) if self._is_shared and name not in _warned]
         if new:
             _warned.update(new)  # once about each of them
-            warnings.warn(
+            warn(
                 f"What is upstream of a cache holds values that cannot be hashed: {', '.join(new)}. The cache would "
                 "not notice a change. Pass `version=` to the cache, and a new version when they change.",
                 stacklevel=2,

@@ -275,7 +275,7 @@ def look_at_cache(place: str, storage_options: Mapping[str, Any] | None = None) 
 def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheChecked:
     """Return how many entries a cache has, how many are damaged, and how many could be healed without the source."""
     store, number, num_damaged, num_healed = _store_at(place, storage_options), 0, 0, 0
-    for key, entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entries"):
+    for key, entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entry"):
         number += 1
         try:
             num_damaged += entry is None

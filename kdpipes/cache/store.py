@@ -8,13 +8,13 @@ import os
 import secrets
 import threading
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, ClassVar, NamedTuple
 
 from kdpipes.core.errors import masked, must_be
+from kdpipes.core.messages import warn
 
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
 PATIENCE_S = 60.0  # a claim by a record that is not renewed for this long counts as abandoned
@@ -150,7 +150,7 @@ class CacheStore(ABC):
         """Warn, unless this process has already warned about this store."""
         if self._warned_in != os.getpid():
             self._warned_in = os.getpid()
-            warnings.warn(masked(text), stacklevel=5)
+            warn(masked(text), stacklevel=5)
 
     def forget(self) -> None:
         """Start anew in a forked process."""

@@ -61,7 +61,7 @@ def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor
         else:
             left = list(chain.from_iterable(filler.jobs()))
             found = in_parallel(filler.block, left, num_threads)
-            found = shown_if_slow(found, len(left), _WHAT, "blocks") if progress else found
+            found = shown_if_slow(found, len(left), _WHAT, "block") if progress else found
         tried = set()
         for start, block in found:
             tried.add(start)

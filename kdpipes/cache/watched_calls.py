@@ -7,7 +7,6 @@ import itertools
 import os
 import random
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType, MethodType
@@ -22,6 +21,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.fingerprint import attributes_of, hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import warn
 from kdpipes.core.user_code import (
     MISSING,
     Change,
@@ -85,7 +85,7 @@ class WatchedCalls:
                 note_changed_global(namespace, name, change)
         for (name, one), (_, other) in zip(known, self._known_by() if known else [], strict=True):
             if one != other:
-                warnings.warn(
+                warn(
                     f"A callable of `{name}` has changed its own attributes, its closure or an object that it reads "
                     "during a call. Cache entries are identified by these, so new chains with this callable would not "
                     "find them. Keep the changing state somewhere else, or give the callable a method "

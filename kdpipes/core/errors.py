@@ -22,10 +22,10 @@ _MEMBERS = {  # common names of these fields in tars, KappaData and Hugging Face
 
 
 class KdpipesError(Exception):
-    """Base class of the errors of kdpipes. Passwords and signatures of URLs are masked in their messages."""
+    """Base class of the errors of kdpipes. Secrets of URLs and control characters are masked in their messages."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(masked(arg) if isinstance(arg, str) and "://" in arg else arg for arg in args))
+        super().__init__(*(safe_text(arg) if isinstance(arg, str) else arg for arg in args))
 
     def __str__(self) -> str:
         return str(self.args[0]) if len(self.args) == 1 else super().__str__()  # KeyError would quote the message
@@ -170,7 +170,7 @@ def reject_field(name: str, owner: str, fields: Iterable[str], hint: str = "") -
 
 def add_note(error: BaseException, note: str) -> None:
     """Attach `note` to `error` once, like `add_note` of Python 3.11, which Python 3.10 lacks."""
-    note = masked(note) if "://" in note else note
+    note = safe_text(note)
     notes: list[str] = error.__dict__.setdefault("__notes__", [])
     if note in notes:
         return
@@ -235,10 +235,23 @@ def _masked_header(found: re.Match[str]) -> str:
     return f"{cookie or begins}{f'{kind} ' if kind else ''}{HIDDEN}"
 
 
-def printable(text: str) -> str:
-    """Return a text with its control characters and invalid UTF-8 escaped, so that it cannot control a terminal.
+def printable(text: str, *, keep: str = "") -> str:
+    """Return a text with its control characters, those of text direction and invalid UTF-8 escaped, as `repr` does.
 
-    >>> printable("a\\x1b[31m"), printable("a\\udcff")
-    ('a\\\\x1b[31m', 'a\\\\udcff')
+    So data cannot control a terminal, forge a line, or show a name in another order.
+
+    Args:
+        text: The text.
+        keep: Characters to keep.
+
+    >>> printable("é\\x1b[31m"), printable("a\\u202eb"), printable("a\\udcff")
+    ('é\\\\x1b[31m', 'a\\\\u202eb', 'a\\\\udcff')
     """
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in keep else ascii(one)[1:-1] for one in text)
+
+
+def safe_text(text: str) -> str:
+    """Return a text of one or several lines without secrets of URLs and without control characters."""
+    return printable(masked(text) if "://" in text else text, keep="\n\t")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,6 +17,7 @@ from kdpipes.core.bulk import Bulk
 from kdpipes.core.errors import ChainError, check_choice
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import BatchShares, MapPipe, as_column, indexed
+from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
 from kdpipes.core.randomness import plan_epoch, planning
@@ -347,7 +347,7 @@ class _Recent:
 
 def warn_of_fixed(redrawn: str, by: str) -> None:
     """Warn that a pipe keeps the samples of epoch 0, because the length of a pipe downstream would change."""
-    warnings.warn(
+    warn(
         f"`{redrawn}` gives the same samples in every epoch here, because `{by}` after it depends on their values, "
         f"and the length of an epoch must not change. Put `{by}` before `{redrawn}`, or write "
         f"`{redrawn}(..., redraw=False)`.",

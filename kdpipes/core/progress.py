@@ -8,11 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from kdpipes.core.errors import masked
+from kdpipes.core.errors import safe_text
 
 Item = TypeVar("Item")
 DELAY_S = 2.0  # no bar before
@@ -21,15 +21,20 @@ DELAY_S = 2.0  # no bar before
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm carries no types
     monitor_interval = 0  # no thread of tqdm, which would be running when workers are forked
 
+    @staticmethod
+    def format_meter(*args: Any, **kwargs: Any) -> str:
+        """Return the text of the bar. In tqdm's own, a unit with a space before it reads "2.03s/ sample"."""
+        return "s/".join(str(tqdm.format_meter(*args, **kwargs)).rsplit("s/ ", 1))
+
 
 _Bar.set_lock(threading.RLock())  # tqdm's default lock would fix the start method of multiprocessing
 
 
-def shown_if_slow(items: Iterable[Item], total: int | None, what: str, unit: str = "samples") -> Iterator[Item]:
+def shown_if_slow(items: Iterable[Item], total: int | None, what: str, unit: str = "sample") -> Iterator[Item]:
     """Yield `items`, with a progress bar after `DELAY_S` seconds. Workers and ranks other than 0 show no bar."""
     if _is_aside():
         return iter(items)
-    return iter(_Bar(items, masked(what), total, leave=False, unit=f" {unit}", delay=DELAY_S))
+    return iter(_Bar(items, safe_text(what), total, leave=False, unit=f" {unit}", delay=DELAY_S))
 
 
 @contextmanager
@@ -42,7 +47,7 @@ def bytes_if_slow(total: int, what: str) -> Iterator[Callable[[int], object]]:
         yield lambda num_bytes: None
         return
     lock = threading.Lock()
-    with _Bar(None, masked(what), total, leave=False, unit="B", unit_scale=True, delay=DELAY_S) as bar:
+    with _Bar(None, safe_text(what), total, leave=False, unit="B", unit_scale=True, delay=DELAY_S) as bar:
 
         def advance(num_bytes: int) -> None:
             with lock:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from kdpipes.core import activity
-from kdpipes.core.errors import ChainError, MissingMemberError, add_note, reject_field
+from kdpipes.core.errors import ChainError, MissingMemberError, add_note, printable, reject_field
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 from kdpipes.core.tracebacks import shorten
 
@@ -374,7 +374,7 @@ class Sample(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         shown = {name: self[name] if value.is_loaded else UNLOADED for name, value in self._fields.items()}
         fields = ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
-        return f"Sample({self.key!r}, {fields})"
+        return printable(f"Sample({self.key!r}, {fields})")
 
     def __reduce__(self) -> tuple[Any, ...]:
         origin = self._origin

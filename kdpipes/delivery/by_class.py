@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from kdpipes.core.arithmetic import UNLABELLED, number_classes, smallest_int
 from kdpipes.core.errors import ChainError, DataError, check_count, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.labels import RANGES, as_classes, label_of
+from kdpipes.core.messages import warn
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Sharding
@@ -80,7 +80,7 @@ class ClassOrder(Fingerprinted):
             )
         if is_rare.any():
             named = ", ".join(map(str, classes[is_rare][:5].tolist()))
-            warnings.warn(
+            warn(
                 f'`deal(batch_by="class")` leaves out {int(is_rare.sum())} classes with fewer than '
                 f"{cut.samples_per_class} samples: {named}{', ...' if is_rare.sum() > 5 else ''}.",
                 stacklevel=2,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -25,6 +24,7 @@ from kdpipes.core.errors import (
 )
 from kdpipes.core.iter_pipe import seed_streams
 from kdpipes.core.map_pipe import MapPipe, indexed
+from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
 from kdpipes.core.registry import functional_pipe
@@ -197,7 +197,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         epoch = self._cut.epoch(self.source, sharding, self._seed, number)
         size = epoch.num_samples
         if size and not epoch.num_batches:
-            warnings.warn(self._cut.why_empty(epoch, sharding.num_ranks), stacklevel=2)
+            warn(self._cut.why_empty(epoch, sharding.num_ranks), stacklevel=2)
         if epoch.num_batches:
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is rejected at its start
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)

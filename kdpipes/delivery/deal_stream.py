@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +18,7 @@ from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import IterPipe, seed_streams, with_failures, with_lost_shards
+from kdpipes.core.messages import warn
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
@@ -360,7 +360,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 f"{plan.piece_size} samples per lane for one batch, but one has only {min(too_short)}. These samples "
                 f"are dropped. Use {use}."
             )
-        warnings.warn(f"`deal(uneven='drop')` {text}", stacklevel=2)
+        warn(f"`deal(uneven='drop')` {text}", stacklevel=2)
 
     def _lanes_of_epoch(
         self, plan: LanePlan, sharding: Sharding, epoch: int, first: int, begun: list[Shards]

@@ -10,6 +10,7 @@ from typing import Any
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import without_notes
+from kdpipes.core.messages import logger
 from kdpipes.core.operation import ErrorHandler
 from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Sample
@@ -17,7 +18,7 @@ from kdpipes.core.sample import Sample
 LEFT_OUT: Any = object()
 
 _QUARANTINED = "in quarantine, not tried: "
-_log = logging.getLogger("kdpipes")
+_log = logger("kdpipes")
 
 
 @dataclass(frozen=True)

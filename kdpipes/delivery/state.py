@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
+from kdpipes.core.messages import warn
 from kdpipes.core.registry import shown_name
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.delivery.lanes import Cursor, Cursors, merged
@@ -201,7 +201,7 @@ class Checkpointer:
             raise ValueError(f"The state does not fit the chain: {difference} {hint}")
         self._reject_other_numbers(state)
         if difference:
-            warnings.warn(f"The state does not fit the chain: {difference}", stacklevel=3)
+            warn(f"The state does not fit the chain: {difference}", stacklevel=3)
         epoch = _count_in(state, "epoch", _MAX_EPOCHS)
         batch, offset = _count_in(state, "batch", _MAX_COUNT), _count_in({"offset": 0, **state}, "offset", _MAX_COUNT)
         position = Position(epoch, batch, offset, self._cursors_in(state))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import multiprocessing
 import os
 import pickle
@@ -26,6 +25,7 @@ from kdpipes.core import pickling
 from kdpipes.core.activity import read_record
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import WorkerError, add_note
+from kdpipes.core.messages import logger
 from kdpipes.core.processes import forget_after_fork, interrupts_blocked, uninterrupted
 from kdpipes.core.shared import Shared, sharing
 from kdpipes.delivery.deal import DealerMapDataPipe
@@ -44,7 +44,7 @@ _NUM_FILES = 8  # per worker: link, pidfd, multiprocessing's two pipes, record, 
 
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only SIGTERM, which ends a process at once
 
-_log = logging.getLogger("kdpipes")
+_log = logger("kdpipes")
 # Workers start one at a time: one that another thread forks between `socketpair` and the end of `start` would inherit
 # both ends of the other's link, and keep it open when its owners have ended.
 _one_at_a_time = threading.RLock()

@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import Streaming
+from kdpipes.core.messages import warn
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
 from kdpipes.core.shared import Shared, is_sharing
@@ -248,7 +248,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
             plan = dealer.lane_plan()
             if num_workers > plan.num_groups and not self._has_warned:
                 self._has_warned = True
-                warnings.warn(plan.idle_text(num_workers), stacklevel=2)
+                warn(plan.idle_text(num_workers), stacklevel=2)
         return Merger(
             self._workers,
             position,

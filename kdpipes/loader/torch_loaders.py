@@ -7,7 +7,6 @@ state, and mistakes go unnoticed. Therefore the wrappers of kdpipes' chains beco
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrappe
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import warn
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.state import dealer_before, load_state, state_of
 
@@ -123,7 +123,7 @@ def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
     name = Chain.of(chain).random_name() or next(filter(None, (pipe.redrawn_by() for pipe in pipes)), None)
     is_persistent = bool(arguments.get("persistent_workers"))
     if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in pipes)):
-        warnings.warn(
+        warn(
             f"`{name}` will draw the same random numbers in every epoch, because torch's DataLoader does not pass the "
             "epoch to an indexed chain. Use `kdp.Loader(chain.deal(batch_size=..., shuffle=True).collate_samples())`. "
             "Or call `chain.set_epoch(epoch)` before each epoch, the first time before you make the DataLoader, and "

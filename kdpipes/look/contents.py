@@ -185,7 +185,7 @@ def _sizes_in(root: str) -> dict[str, int]:
     """Return the size of each file below a folder, sorted by its path there."""
     paths = list_files(root, ("",))
     if is_local(root):
-        counted = shown_if_slow(paths, len(paths), "reading sizes", "files")
+        counted = shown_if_slow(paths, len(paths), "reading sizes", "file")
         return {path: version_of(join_url(root, path)).size for path in counted}
     versions = list_versions(root)
     return {path: versions[path].size for path in paths if path in versions}
@@ -205,7 +205,7 @@ def _look_at_images(root: str, sizes: Mapping[str, int], num_samples: int) -> Co
 
 
 def _look_at_records(folder: Path, header: Header, num_samples: int) -> Contents:
-    counted = shown_if_slow(range(header.num_parts), header.num_parts, "reading", "parts")
+    counted = shown_if_slow(range(header.num_parts), header.num_parts, "reading", "part")
     parts, found = list[PartState](), list[tuple[str, ShardIndex]]()
     for number in counted:
         index, path = finished_index(folder, header, number), str(folder / part_name(number))
@@ -231,7 +231,7 @@ def _look_at_records(folder: Path, header: Header, num_samples: int) -> Contents
 def _look_at_shards(urls: Sequence[str], num_samples: int, *, scan: bool) -> Contents:
     shards, found = list[ShardState](), list[tuple[str, ShardIndex]]()
     labels: list[NDArray[Any] | None] = []
-    seen = shown_if_slow(survey_shards(urls, scan=scan), len(urls), "reading", "shards")
+    seen = shown_if_slow(survey_shards(urls, scan=scan), len(urls), "reading", "shard")
     for name, shard in zip(relative_names(urls), seen, strict=True):
         index = shard.index
         shards.append(ShardState(shard.url, None if index is None else len(index.keys), shard.num_bytes, shard.state))

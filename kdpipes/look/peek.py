@@ -17,7 +17,7 @@ from torch.utils.data import MapDataPipe
 
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, check_count, masked, printable
+from kdpipes.core.errors import DataError, check_count, printable, safe_text
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.delivery.dealer import Dealer
@@ -62,8 +62,8 @@ class Peek:
             return "nothing: the chain is empty"
         lines = []
         for number, row in enumerate(self._rows):
-            width = max(map(len, row), default=0)
-            fields = (f"{name:<{width}}  {self._shown(name, value)}" for name, value in row.items())
+            width = max((len(printable(name)) for name in row), default=0)
+            fields = (f"{printable(name):<{width}}  {self._shown(name, value)}" for name, value in row.items())
             lines.append(f"{number:>3}  " + "\n     ".join(fields))
         return "\n".join(lines)
 
@@ -71,7 +71,7 @@ class Peek:
         from kdpipes.look.rendering import class_name
 
         known = class_name(value, self._class_names) if name == "y" else None
-        return masked(summary(value)) if known is None else f"{value} ({printable(known)})"
+        return safe_text(summary(value)) if known is None else f"{value} ({printable(known)})"
 
     def _repr_html_(self) -> str:
         if not self.items:

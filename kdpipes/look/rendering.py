@@ -6,6 +6,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kdpipes.core.errors import printable
+
 if TYPE_CHECKING:
     import jinja2
 
@@ -20,8 +22,15 @@ def _template() -> jinja2.Template:
     import jinja2  # takes 50 ms, which only what is shown should pay
 
     loader = jinja2.PackageLoader("kdpipes", "look")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_finalized
+    )
     return environment.get_template("look.html.jinja")
+
+
+def _finalized(value: Any) -> Any:
+    """Return a value for HTML; of text, without control characters. What a macro has made passes."""
+    return printable(value, keep="\n\t") if type(value) is str else value
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 from kdpipes.core.call_text import arguments_of
 from kdpipes.core.chain import Chain, Node
-from kdpipes.core.errors import masked, printable
+from kdpipes.core.errors import printable, safe_text
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
@@ -204,5 +204,5 @@ def _row(view: NodeView, stage: str) -> dict[str, Any]:
         "num_classes": len(classes or ()),
         "bars": {printable(name): count for name, count in (classes or {}).items()} if is_drawn else {},
         "length": length_text(view) if is_new or classes else "",
-        "problem": masked(view.problem),
+        "problem": safe_text(view.problem),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from kdpipes.core.arithmetic import keep_classes
 from kdpipes.core.errors import check_one_of
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import warn
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
@@ -80,7 +80,7 @@ class ClassFilterMapDataPipe(PlanPipe):
         positions = keep_classes(labels, classes, keep=choice.keep)
         if not len(positions):
             known = ", ".join(map(str, np.unique(labels).tolist()[:20]))
-            warnings.warn(
+            warn(
                 f"`filter_classes({choice.param}={list(choice.classes)})` keeps none of {len(labels)} samples; "
                 f"their classes are {known}.",
                 stacklevel=2,

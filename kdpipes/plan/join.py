@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
 from kdpipes.core.keys import without_repetition
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
+from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
 from kdpipes.core.randomness import planning
@@ -135,7 +135,7 @@ class JoinerMapDataPipe(PlanPipe):
         if is_inner and len(missing):
             named = ", ".join(repr(keys[place]) for place in missing[:_NUM_NAMED])
             text = f"`join` leaves out {len(missing)} of {len(keys)} samples, which the other source lacks: {named}"
-            warnings.warn(text + (", ..." if len(missing) > _NUM_NAMED else "."), stacklevel=2)
+            warn(text + (", ..." if len(missing) > _NUM_NAMED else "."), stacklevel=2)
         chosen = np.flatnonzero(partners >= 0) if is_inner else np.arange(len(keys))
         self._partners = Shared(partners[chosen].astype(smallest_int(len(others))))
         return chosen.astype(smallest_int(len(keys)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from kdpipes.core.errors import DataError, check_choice, check_names, must_be
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.labels import as_classes, label_of
 from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.messages import warn
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
@@ -84,7 +84,7 @@ class _Mapping:
             return
         several = ", ".join(shown(label, names) for label in dropped[:_NUM_SHOWN])
         more = f" and {len(dropped) - _NUM_SHOWN} more" if len(dropped) > _NUM_SHOWN else ""
-        warnings.warn(
+        warn(
             f"`map_classes` drops all samples of the classes that `mapping` does not name: {several}{more}. Pass "
             '`unmapped="keep"` to keep them, or `unmapped="drop"` to drop them without this warning.',
             stacklevel=2,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
+from kdpipes.core.messages import logger
 from kdpipes.core.order import WINDOW, Order
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, using
@@ -26,7 +26,7 @@ from kdpipes.storage.shard_index import UNCHECKED, Catalog, Places
 from kdpipes.storage.urls import is_local
 
 Fetch = Literal["auto", "members", "shards"]
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _KEPT = 4  # orders that are kept waiting, so that they do not pile up if no field is ever read
 _SPARE = 1  # the shard that comes next, in addition to those that are read at the same time
 _ON_DISK = ("file://", "local://")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from kdpipes.core.errors import ChainError, DataError, check_names, must_be, rej
 from kdpipes.core.fingerprint import settled_attributes
 from kdpipes.core.labels import class_names_in, class_of, is_same, is_text, label_at, labels_at, number_labels, numbered
 from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.messages import warn
 from kdpipes.core.randomness import GlobalUse, SampleKey, using_key
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Loaded, Sample
@@ -223,7 +223,7 @@ class DatasetReaderMapDataPipe(MapPipe):
             compared += 1
             if not is_same(label, targets[index], self._class_names):
                 kind = type(self._dataset.value).__name__
-                warnings.warn(
+                warn(
                     f"The labels are read from the items of {kind}, because its `targets` or `labels` differ: item "
                     f"{index} holds {_shortened(label)}, not {_shortened(targets[index])}. If all labels are known, "
                     "pass `labels=`, so that a plan does not load the items.",

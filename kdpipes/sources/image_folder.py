@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
@@ -194,7 +194,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     names = class_names or tuple(sorted(found))
     _warn_of_rest(root, sorted(set(files).difference(paths)), _folders_in(root, files).difference(found, names))
     if class_names is None and len(found) > 1 and {name.lower() for name in found} <= _SPLITS:
-        warnings.warn(
+        warn(
             f"The classes of {root!r} are {', '.join(sorted(found))}, which look like splits of a data set. Make "
             f"a pipe for each, like `kdp.image_folder({join_url(root, min(found))!r})`; or pass `class_names=`.",
             stacklevel=2,
@@ -235,7 +235,7 @@ def _warn_of_rest(root: str, files: Sequence[str], folders: set[str]) -> None:
             hint = (
                 f"Give images one of the suffixes {', '.join(sorted(image_suffixes()))}, or list them: `kdp.from_ids`."
             )
-        warnings.warn(f"In {root!r}, `image_folder` leaves out {'; and '.join(parts)}. {hint}", stacklevel=2)
+        warn(f"In {root!r}, `image_folder` leaves out {'; and '.join(parts)}. {hint}", stacklevel=2)
 
 
 def _counts_of(files: Sequence[str]) -> str:

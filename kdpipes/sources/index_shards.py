@@ -78,7 +78,7 @@ def index_shards(
         forget_listings(given)
         found = matching_urls(given)
         index = partial(index_again, with_checksums=with_checksums, columns=names)
-        indexes = list(shown_if_slow(in_order(index, found), len(found), "indexing", "shards"))
+        indexes = list(shown_if_slow(in_order(index, found), len(found), "indexing", "shard"))
         write_data_set_indexes(dict(zip(found, indexes, strict=True)))
     forget_joined()
     return IndexResult(found, [len(index.keys) for index in indexes], [index.version.size for index in indexes])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from kdpipes.core.errors import DataError, FieldError, masked
+from kdpipes.core.messages import logger
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import Threads
 from kdpipes.storage.answers import MAX_BYTES, TooLargeError
@@ -50,7 +50,7 @@ _SMALL = 1 << 18  # bytes of storage that are read in the time of a request
 _LARGEST_HEADER = 1 << 24  # bytes of an index besides its arrays
 _AT_ONCE = 512  # samples whose members are requested at a time
 _NUM_READINGS = 3  # of a shard that arrives damaged
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def open_catalog(
@@ -118,7 +118,7 @@ def _joined(
             return index
         return _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
 
-    return Catalog.of(shown_if_slow(in_order(find, urls), len(urls), "indexing", "shards"), len(urls))
+    return Catalog.of(shown_if_slow(in_order(find, urls), len(urls), "indexing", "shard"), len(urls))
 
 
 def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:

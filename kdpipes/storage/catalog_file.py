@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import socket
 import tarfile
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kdpipes.core.errors import DataError, masked
+from kdpipes.core.messages import logger
 from kdpipes.storage.files import (
     Version,
     cache_folder,
@@ -36,7 +36,7 @@ _FEW = 2  # shards of a folder, fewer of which are opened by their own indexes
 _CHECKED = 4_000  # shards of a folder up to which a listing shows whether they have changed
 _MAX_BYTES = 1 << 32  # of the local cache; joined indexes of 10^7 samples have several hundred MB
 _LONG_AGO_S = 24 * 3600.0
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join: Callable[[], Catalog]) -> Catalog:

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -27,6 +26,7 @@ import torch
 
 from kdpipes.core import pickling
 from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
+from kdpipes.core.messages import warn
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.shared import sharing
 from kdpipes.core.tracebacks import traceback_text
@@ -122,7 +122,7 @@ def in_parallel(
 
 def _shown(results: Iterator[Any], total: int, what: str) -> Iterator[Any]:
     with contextlib.closing(results):  # type: ignore[type-var]  # all of them are generators
-        yield from shown_if_slow(results, total, what, "jobs")
+        yield from shown_if_slow(results, total, what, "job")
 
 
 def _in_this_process(function: Callable[[Any], Any], jobs: Sequence[Any], what: str) -> Iterator[Any]:
@@ -154,7 +154,7 @@ def _in_workers(
         else:
             payload = pickling.dumps(function)
             if len(payload) > _LARGE:
-                warnings.warn(
+                warn(
                     f"While {what}, {len(payload) / 1e6:.0f} MB of the chain and its functions go with each job. Keep "
                     "large data in files that workers open by themselves; or use `num_workers=`, whose processes get "
                     "it once.",

@@ -172,7 +172,7 @@ def read_records(folder: Path) -> Records:
         raise DataError(f"{str(folder)!r} holds no records: `kdp.write_records` writes them. It has no {HEADER}.")
 
     def indexes() -> Iterator[ShardIndex]:
-        for number in shown_if_slow(range(header.num_parts), header.num_parts, "opening records", "parts"):
+        for number in shown_if_slow(range(header.num_parts), header.num_parts, "opening records", "part"):
             index = finished_index(folder, header, number)
             if index is None:
                 raise DataError(

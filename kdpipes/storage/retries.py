@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 from fsspec.asyn import sync
 
 from kdpipes.core.errors import masked
+from kdpipes.core.messages import logger
 from kdpipes.storage.access import Threads, current_access
 from kdpipes.storage.answers import Answer, NoRangesError, TooLargeError, Wanted, checked_read
 from kdpipes.storage.filesystems import PrivateHostError
@@ -37,7 +38,7 @@ _PERMANENT = (
     *(NoRangesError, TooLargeError),
 )
 _TEMPORARY_STATUSES = (408, 425, 429)
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 _warned_at = -math.inf
 
 _URL = re.compile(r"\S+://\S+")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
-import warnings
 import weakref
 from bisect import bisect_left
 from collections import OrderedDict
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError, masked
+from kdpipes.core.messages import logger, warn
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.catalog import keep_index
@@ -27,7 +26,7 @@ from kdpipes.storage.shard_folder import Shard, ShardFolder, StoredFile, downloa
 
 _AT_ONCE = 16  # how many shards an order may go through side by side
 _NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class ShardCache:
@@ -154,7 +153,7 @@ class ShardCache:
         if fetcher.failure is not None and not self._has_warned:
             self._has_warned = True
             text = f"Shards cannot be kept in {str(fetcher.folder.path)!r}: {fetcher.failure}. Members are read alone."
-            warnings.warn(text, stacklevel=2)
+            warn(text, stacklevel=2)
         return fetcher.failure is None
 
     def _fetcher(self) -> _Fetcher:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kdpipes.core.errors import DataError
+from kdpipes.core.messages import logger
 from kdpipes.storage.files import cache_folder, cached_name, if_there, make_cache_folder, read_url, replace_file
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY
 from kdpipes.storage.urls import is_local
 
 _FORMAT = 1
 _DIGITS = re.compile(r"\d+")
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import stat
-import warnings
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from fsspec.compression import compr
 
 from kdpipes.core.errors import DataError, FieldError
+from kdpipes.core.messages import warn
 from kdpipes.storage.answers import NoRangesError
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import ColumnBuilder
@@ -417,4 +417,4 @@ class DottedKeys:
             "ends at the first dot of a file's name, as in webdataset: write the shards with keys without dots."
         )
         if self._warns:
-            warnings.warn(self.message, stacklevel=2)
+            warn(self.message, stacklevel=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import os
-import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
@@ -14,6 +13,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kdpipes.core.messages import warn
 
 Backend = Literal["auto", "turbojpeg", "simplejpeg", "pillow"]
 BACKENDS = ("auto", "turbojpeg", "simplejpeg", "pillow")
@@ -189,7 +190,7 @@ def _load_turbojpeg() -> JpegDecoder | None:
         except (OSError, AttributeError) as error:  # it is missing or older
             if _LIBRARY in os.environ:
                 what = f"{_LIBRARY} is not the path of libjpeg-turbo 3"
-                warnings.warn(f"{what}, so JPEGs are decoded by another library: {error}.", stacklevel=2)
+                warn(f"{what}, so JPEGs are decoded by another library: {error}.", stacklevel=2)
             continue
         version = os.path.basename(os.path.realpath(path))  # noqa: PTH119
         return JpegDecoder("turbojpeg", version, partial(_Turbojpeg, library))

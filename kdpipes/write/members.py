@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
@@ -21,6 +20,7 @@ from PIL import Image
 from kdpipes.core.callback import Callback
 from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, masked, must_be
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.messages import logger
 from kdpipes.core.sample import Sample
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import Version
@@ -56,7 +56,7 @@ _NETPBM = re.compile(rb"P[56]\s")
 _ANONYMOUS = frozenset({"x", "y"})  # names that do not tell the kind
 
 Made = TypeVar("Made")
-_log = logging.getLogger("kdpipes")
+_log = logger("kdpipes")
 
 
 @runtime_checkable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import logger
 from kdpipes.core.randomness import SampleKey, seeded_globals, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.delivery import meter
@@ -38,7 +38,7 @@ _LITTLE = 0.05  # the share of the work that a cache must save to be tried
 _NUM_TRIED = 16  # samples on which a cache is tried
 _TIMES = 2
 _SEEDS = 6
-_log = logging.getLogger("kdpipes")
+_log = logger("kdpipes")
 
 
 class Advice(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, masked
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import logger
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
 from kdpipes.look.batch import columns_of
@@ -38,7 +38,7 @@ from kdpipes.work.fields import FieldAdder, Selector
 from kdpipes.work.joint import fields_of
 from kdpipes.work.transform import Transformer
 
-_log = logging.getLogger("kdpipes")
+_log = logger("kdpipes")
 _LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}
 _MASK = re.compile("mask|segm|label_?map|annotation|trimap", re.IGNORECASE)
 _NUM_PROBED = 16  # images whose headers are read

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from kdpipes.core.chain import Chain, Node
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import logger
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.work.fields import Selector
@@ -28,7 +28,7 @@ from kdpipes.work.fields import Selector
 Severity = Literal["error", "warning", "hint"]
 _FEW = 64  # samples that are looked at
 _PASSING = (Shuffler, ShardingFilter)  # stock pipes that pass samples on as they are
-_log = logging.getLogger("kdpipes")
+_log = logger("kdpipes")
 _SMALLER = re.compile("crop|resiz|thumbnail|downsampl|patch|pool|shrink|scale", re.IGNORECASE)
 
 
