@@ -25,6 +25,7 @@ SLOW = [
     "test_public_api.py::test_importing_it_leaves_out_what_few_chains_need",
     "test_public_api.py::test_torchdata_is_imported_when_a_pipe_of_it_is_used",
     "test_public_api.py::test_torchdatas_pipe_names_are_those_it_registers",
+    "test_control_characters.py::test_commands_are_clean",
     "test_readme.py::test_every_block_prints_what_stands_below_it",
     "work/test_transform_batch.py::test_batches_do_not_depend_on_workers_or_resumes",
     "work/test_views.py",

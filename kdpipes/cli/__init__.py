@@ -6,6 +6,7 @@ one of them.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from kdpipes.cli.cache import cache
 from kdpipes.cli.chains import demo, doctor, replay, verify
 from kdpipes.cli.data import copy, index, inspect
 from kdpipes.cli.write import pack, records
+from kdpipes.core.errors import safe_text
 
 __all__ = ["COMMANDS", "main"]
 
@@ -46,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _kdpipes.main(None if arguments is None else list(arguments), "kdpipes", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(safe_text(shown.getvalue()), nl=False, err=True)
         return error.exit_code
     except click.Abort:
         return INTERRUPTED

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kdpipes.cli._commands import Answer
 from kdpipes.core.errors import closest
 
 _NAMED = re.compile(r"[\w.]+:\w+|.+\.py:\w+")
@@ -46,12 +47,19 @@ def chain_of(place: str) -> Any:
     return chain
 
 
-def chains_in(module: str) -> list[str]:
-    """Return the names of the chains that a module or a file makes. Functions are not called."""
+def list_chains(module: str) -> Answer:
+    """List the chains that a module or a file makes. Functions are not called."""
     from torch.utils.data import IterDataPipe, MapDataPipe
 
-    names = _names_in(module)
-    return [name for name, value in names.items() if isinstance(value, IterDataPipe | MapDataPipe)]
+    from kdpipes.look.rendering import counted
+
+    found = _names_in(module).items()
+    names = [f"{module}:{name}" for name, value in found if isinstance(value, IterDataPipe | MapDataPipe)]
+    if not names:
+        raise ValueError(
+            f"{module} has no chain. Assign one to a variable, or name a function that returns one: `{module}:make`."
+        )
+    return Answer({"chains": names}, [f"{module} has {counted(len(names), 'chain')}:", *names])
 
 
 def _names_in(module: str) -> dict[str, Any]:

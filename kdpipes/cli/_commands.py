@@ -8,15 +8,19 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 
-from kdpipes.core.errors import KdpipesError, closest, masked
+from kdpipes.core.errors import KdpipesError, closest, masked, safe_text
 
 INTERRUPTED = 130  # 128 plus the number of the signal, as shells do
 _CLEAR = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # these texts need no class name
@@ -25,7 +29,13 @@ _STATUS = (
     f"{INTERRUPTED} after Ctrl-C."
 )
 _ARGS = re.compile(r"\n\nArgs:\n(?P<entries>(?: +.*\n?)+)")
+_NAMED = re.compile(r"`(\w+)(?:=([^`]*))?`")
+_WRONG_USAGE = re.compile(r"`(--[\w-]+|[A-Z]+)[^`]*`.* must be ")
+_TABLE = re.compile(r"\S {2,}\S")
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Answer(NamedTuple):
@@ -41,8 +51,33 @@ def wants_json() -> bool:
     return click.get_current_context().get_parameter_source("as_json") is ParameterSource.COMMANDLINE
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print text for people, as wide as the terminal, without secrets and control characters."""
+    for line in safe_text(text).split("\n"):
+        click.echo("\n".join(_wrapped(line)), err=err)
+
+
+def _wrapped(line: str) -> list[str]:
+    """Return the lines of a long line on a terminal. Lines of tables, and those for other programs, stay whole."""
+    if not sys.stdout.isatty() or _TABLE.search(line):
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    width = shutil.get_terminal_size().columns
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def spoken(**words: str) -> Callable[[Function], Function]:
+    """Set what errors of a command call the parameters of library functions: `root="SOURCE"`."""
+
+    def decorate(function: Function) -> Function:
+        vars(function)["spoken"] = words
+        return function
+
+    return decorate
+
+
 def command(function: Callable[..., Answer]) -> click.Command:
-    """Make a command of a function that returns an `Answer`.
+    """Make a command of a function that returns an `Answer`. Errors name options in place of parameters.
 
     Positional parameters become arguments, those that are keyword-only become options: numbers, text, flags, a choice
     for `Literal`, several values for `tuple`. `Annotated[str, "NAME"]` names the value in the help. The docstring's
@@ -54,9 +89,18 @@ def command(function: Callable[..., Answer]) -> click.Command:
     hints = get_type_hints(function, include_extras=True)
     parameters = [_parameter(one, hints[one.name], about) for one in inspect.signature(function).parameters.values()]
     form = "Print JSON, of the form above, for scripts."
+    words = {one.name: _word_of(one) for one in parameters}
     parameters.append(click.Option(["--json", "as_json"], is_flag=True, expose_value=False, help=form))
     name = function.__name__.rstrip("_")
-    return _Command(name, callback=function, params=parameters, help=help_text(_ARGS.sub("\n", text)))
+    made = _Command(name, callback=function, params=parameters, help=help_text(_ARGS.sub("\n", text)))
+    made.words = {**words, **vars(function).get("spoken", {})}
+    return made
+
+
+def _word_of(parameter: click.Parameter) -> str:
+    """Return a parameter as the command line shows it: `--max-samples` or SOURCE."""
+    is_option = isinstance(parameter, click.Option)
+    return parameter.opts[0] if is_option else parameter.metavar or str(parameter.name).upper()
 
 
 def help_text(text: str) -> str:
@@ -99,7 +143,8 @@ class _Suggesting(click.Command):
     """A command whose help ends with the exit statuses, and which suggests the closest option for a wrong one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"epilog": _STATUS, **kwargs})
+        settings = {"help_option_names": ["-h", "--help"]}
+        super().__init__(*args, **{"epilog": _STATUS, "context_settings": settings, **kwargs})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -115,17 +160,54 @@ class _Suggesting(click.Command):
 class _Command(_Suggesting):
     """A command that prints an `Answer`. All of kdpipes is imported before it runs, but not for its help."""
 
+    words: Mapping[str, str]  # what the command line calls parameters
+
     def invoke(self, ctx: click.Context) -> int:
         package = sys.modules["kdpipes"]
         if "__all__" not in vars(package) and package.__spec__ is not None and package.__spec__.loader is not None:
             package.__spec__.loader.exec_module(package)  # it registers the pipes: see kdpipes_command.py
-        answer: Answer = super().invoke(ctx)
+        with _short_warnings(ctx), self._naming_options(ctx):
+            answer: Answer = super().invoke(ctx)
+            lines = [answer.text] if isinstance(answer.text, str) else list(answer.text)
         if wants_json():
             click.echo(json.dumps(_masked(answer.data), indent=2))  # in ASCII: names in data need not be UTF-8
         else:
-            for line in [answer.text] if isinstance(answer.text, str) else answer.text:
-                click.echo(line)
+            for line in lines:
+                say(line)
         return answer.status
+
+    @contextmanager
+    def _naming_options(self, ctx: click.Context) -> Iterator[None]:
+        """Make errors name options instead of Python's arguments; a wrong value of one is wrong usage."""
+        try:
+            yield
+        except Exception as error:
+            error.args = tuple(self._with_options(one) if isinstance(one, str) else one for one in error.args)
+            is_usage = isinstance(error, ValueError | TypeError) and not isinstance(error, KdpipesError)
+            if is_usage and _WRONG_USAGE.match(str(error)):
+                ctx.fail(_line(error))
+            raise
+
+    def _with_options(self, text: str) -> str:
+        def as_option(found: re.Match[str]) -> str:
+            word = self.words.get(found[1])
+            return found[0] if word is None else f"`{word} {found[2]}`" if found[2] else f"`{word}`"
+
+        return _NAMED.sub(as_option, text)
+
+
+@contextmanager
+def _short_warnings(ctx: click.Context) -> Iterator[None]:
+    """Print warnings as errors are printed, without the file and line of Python code."""
+
+    def show(message: Warning | str, *_: Any) -> None:
+        say(f"{ctx.command_path}: {message}", err=True)
+
+    before, warnings.showwarning = warnings.showwarning, show  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 class Commands(_Suggesting, click.Group):
@@ -148,9 +230,9 @@ class Commands(_Suggesting, click.Group):
             click.echo(f"{ctx.command_path} {ctx.invoked_subcommand}: interrupted", err=True)
             ctx.exit(INTERRUPTED)
         except Exception as error:
-            click.echo(f"{ctx.command_path} {ctx.invoked_subcommand}: {_line(error)}", err=True)
+            say(f"{ctx.command_path} {ctx.invoked_subcommand}: {_line(error)}", err=True)
             if ctx.params.get("traceback"):
-                click.echo(traceback.format_exc(), err=True)
+                say(traceback.format_exc(), err=True)
             ctx.exit(1)
 
 

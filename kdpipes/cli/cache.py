@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
-from kdpipes.cli._commands import Answer, Commands, command, help_text
+from kdpipes.cli._commands import Answer, Commands, command, help_text, say
 
 
 @command
@@ -19,8 +17,10 @@ def ls(places: tuple[str, ...] = ()) -> Answer:
       kdpipes cache ls cache/birds --json
 
     JSON: a list of
-      {"place": "cache/birds", "layout": "lmdb", "entries": 320, "bytes": 812345, "num_samples": 160}
-      layout: "lmdb" or "files". num_samples: how many the cache is complete for; null if it is not.
+      {"place": "cache/birds", "layout": "lmdb", "entries": 320,
+       "bytes": 812345, "num_samples": 160}
+      layout        "lmdb" or "files"
+      num_samples   how many the cache is complete for; null if it is not
     """
     from kdpipes.cache.open_cache import look_at_cache, named_caches
     from kdpipes.look.rendering import counted
@@ -29,7 +29,9 @@ def ls(places: tuple[str, ...] = ()) -> Answer:
     lines = []
     for one in found:
         samples = "not complete" if one.num_samples is None else f"complete for {counted(one.num_samples, 'sample')}"
-        lines.append(f"{one.place}: {counted(one.entries, 'entry')}, {one.bytes:,} bytes, {one.layout}, {samples}")
+        lines.append(
+            f"{one.place}: {counted(one.entries, 'entry')}, {counted(one.bytes, 'byte')}, {one.layout}, {samples}"
+        )
     nothing = "There are no named caches in memory. For a cache on disk, name its folder: kdpipes cache ls FOLDER"
     return Answer([one._asdict() for one in found], lines or nothing)
 
@@ -61,7 +63,7 @@ def verify(places: tuple[str, ...]) -> Answer:
     if total:
         message = f"{total:,} entries are damaged. A chain that reads them with their source heals them."
         single = "1 entry is damaged. A chain that reads it with its source heals it."
-        click.echo(f"kdpipes cache: {message if total > 1 else single}", err=True)
+        say(f"kdpipes cache: {message if total > 1 else single}", err=True)
     return Answer([{"place": place, **found._asdict()} for place, found in checked], lines, 1 if total else 0)
 
 
@@ -87,7 +89,7 @@ def clear(places: tuple[str, ...]) -> Answer:
             removed.append(place)
     except Exception:
         for place in removed:  # caches that are gone are reported even if a later one fails
-            click.echo(f"{place}: removed")
+            say(f"{place}: removed")
         raise
     return Answer([{"place": place} for place in removed], [f"{place}: removed" for place in removed])
 

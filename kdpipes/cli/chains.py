@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from kdpipes.cli._chain_of import chain_of, chains_in
+from kdpipes.cli._chain_of import chain_of, list_chains
 from kdpipes.cli._commands import Answer, command, wants_json
 
 
@@ -61,7 +61,7 @@ def doctor(chain: str, *, num_workers: int = 2, seconds: float = 5.0, measure: b
       kdpipes doctor train:chain --no-measure --json
 
     JSON:
-      chains        if no chain is named: the names of those in the file; nothing else then
+      chains        if only a file is named: its chains; nothing else then
       is_clean      false if something is wrong
       findings      [{"code", "severity", "pipe", "what", "why", "fix"}]
       decoders      what decodes JPEGs, and in which version
@@ -72,16 +72,9 @@ def doctor(chain: str, *, num_workers: int = 2, seconds: float = 5.0, measure: b
       profile       where the time goes, or null
     """
     from kdpipes.look.doctor.examine import doctor
-    from kdpipes.look.rendering import counted
 
     if ":" not in chain:
-        names = [f"{chain}:{name}" for name in chains_in(chain)]
-        if not names:
-            raise ValueError(
-                f"{chain} has no chain. Assign one to a variable, or name a function that returns one: `{chain}:make`."
-            )
-        title = f"{chain} has {counted(len(names), 'chain')}:"
-        return Answer({"chains": names}, [title, *names])
+        return list_chains(chain)
     report = doctor(chain_of(chain), num_workers=num_workers, seconds=seconds, measure=measure)
     return Answer(report.to_dict(), str(report), 0 if report.is_clean else 1)
 
@@ -129,9 +122,11 @@ def verify(receipts: tuple[str, ...]) -> Answer:
       kdpipes verify receipt-0.json receipt-1.json --json
 
     JSON:
-      {"is_complete": true, "num_samples": 160, "num_skipped": 0, "epochs": [0], "problems": [], "unknown": []}
-      problems: one sentence for each gap, and for each batch that came twice.
-      unknown: what receipts of a stream cannot show, such as how many samples it has.
+      {"is_complete": true, "num_samples": 160, "num_skipped": 0,
+       "epochs": [0], "problems": [], "unknown": []}
+      problems      one sentence for each gap, and for each batch that came twice
+      unknown       what receipts of a stream cannot show, such as how many
+                    samples it has
     """
     from kdpipes.loader.receipt import verify_receipts
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from kdpipes.cli._chain_of import chain_of, names_chain
+from kdpipes.cli._chain_of import chain_of, list_chains, names_chain
 from kdpipes.cli._commands import Answer, command
-from kdpipes.core.errors import masked
 
 
 @command
@@ -36,14 +35,17 @@ def copy(
       kdpipes copy s3://bucket/birds /scratch/birds
 
     JSON:
-      {"path": "/scratch/birds", "was_copied": true, "was_deleted": false, "was_zip": false,
-       "num_files": 160, "num_bytes": 812345}
-      was_deleted: whether an incomplete copy, of other data or of an older version, was removed first.
+      {"path": "/scratch/birds", "was_copied": true, "was_deleted": false,
+       "was_zip": false, "num_files": 160, "num_bytes": 812345}
+      was_deleted   whether an incomplete copy, of other data or of an older
+                    version, was removed first
     """
+    from kdpipes.look.rendering import counted
     from kdpipes.write.copy import copy_to_local
 
     result = copy_to_local(global_root, local_root, relative_path=relative_path, num_workers=num_workers)
-    done = f"{result.num_files} files, {result.num_bytes} bytes, are copied" if result.was_copied else "nothing to do"
+    size = f"{counted(result.num_files, 'file')}, {counted(result.num_bytes, 'byte')}"
+    done = f"copied {size}" if result.was_copied else "nothing to do"
     return Answer({**result._asdict(), "path": str(result.path)}, f"{result.path}: {done}.")
 
 
@@ -72,8 +74,10 @@ def index(
 
     JSON:
       {"num_samples": 160, "num_shards": 4,
-       "shards": [{"url": "shards/photos-000.tar", "num_samples": 40, "num_bytes": 204800}, ...]}
+       "shards": [{"url": "shards/photos-000.tar", "num_samples": 40,
+                   "num_bytes": 204800}, ...]}
     """
+    from kdpipes.look.rendering import counted
     from kdpipes.sources.index_shards import index_shards
 
     result = index_shards(urls, columns=columns or (), checksums=not no_checksums)
@@ -81,7 +85,7 @@ def index(
     shards = [dict(zip(names, shard, strict=True)) for shard in zip(*result, strict=True)]
     num_samples = sum(result.num_samples)
     data = {"num_samples": num_samples, "num_shards": len(shards), "shards": shards}
-    return Answer(data, f"{num_samples} samples in {len(shards)} shards are indexed.")
+    return Answer(data, f"Indexed {counted(num_samples, 'sample')} in {counted(len(shards), 'shard')}.")
 
 
 @command
@@ -95,6 +99,7 @@ def inspect(places: tuple[str, ...], *, samples: int = 3, no_scan: bool = False)
 
     PLACES are paths or fsspec URLs of tars, with brace ranges or globs; one folder; or one chain, module:name or
     file.py:name, a pipe or a function that makes it: its module is run, and its first samples are made as in training.
+    If only a file is named, its chains are listed.
 
     Args:
         samples: First samples to list.
@@ -121,15 +126,17 @@ def inspect(places: tuple[str, ...], *, samples: int = 3, no_scan: bool = False)
                     with null for missing ones
       jobs          of shards and records [{"url", "num_samples", "is_complete"}]
       pipes         names of a chain's pipes, the source first
+      chains        if only a file is named: its chains; nothing else then
     """
     from kdpipes.core.errors import check_count
     from kdpipes.look.contents import contents_lines, inspect_data, look_at_chain
 
     check_count("samples", samples, minimum=0)
+    if len(places) == 1 and places[0].endswith(".py"):
+        return list_chains(places[0])
     if len(places) == 1 and names_chain(places[0]):
         found = look_at_chain(chain_of(places[0]), num_samples=samples, scan=not no_scan)
     else:
         found = inspect_data(places, num_samples=samples, scan=not no_scan)
     title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
-    lines = (masked(line) if "://" in line else line for line in contents_lines(title, found))
-    return Answer(asdict(found), lines)
+    return Answer(asdict(found), contents_lines(title, found))

@@ -8,24 +8,16 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from kdpipes.cli._chain_of import chain_of, names_chain
-from kdpipes.cli._commands import Answer, command
+from kdpipes.cli._commands import Answer, command, spoken
 from kdpipes.core.errors import must_be, reject_field
 
-_OPTIONS = {  # by the arguments that errors of the library name
-    "encode": "--encode",
-    "extensions": "--extension",
-    "max_samples": "--max-samples",
-    "max_bytes": "--max-bytes",
-    "num_workers": "--num-workers",
-    "path": "--quarantine",
-    "seed": "--shuffle",
-}
+_OPTIONS = {"encode": "--encode", "extensions": "--extension"}
 _OF_FIELDS = re.compile(r"`(encode|extensions)=\{(['\"])(.+?)\2: (?:'(\w+)'|\.\.\.)\}`")
-_NAMED = re.compile(rf"`({'|'.join(_OPTIONS)})=?`")
 _LISTS = (".txt", ".csv")
 
 
 @command
+@spoken(root="SOURCE", path="--quarantine", seed="--shuffle", extensions="--extension")
 def pack(
     source: str,
     shards: str,
@@ -58,19 +50,22 @@ def pack(
 
     Examples:
       kdpipes pack photos packed/photos-%06d.tar --max-samples 2
-      kdpipes pack photos mixed/photos-%06d.tar --max-bytes 1000000 --shuffle 0 --num-workers 2 --json
+      kdpipes pack photos mixed/%06d.tar --max-bytes 1000000 --shuffle 0 --json
       kdpipes pack photos kept/photos-%06d.tar --max-samples 2 --on-error skip
-      kdpipes pack photos named/photos-%06d.tar --max-samples 2 --encode x=webp --extension y=class
+      kdpipes pack photos named/%06d.tar --max-samples 2 --encode x=webp
+      kdpipes pack photos other/%06d.tar --max-samples 2 --extension y=class
       kdpipes pack train.py:samples s3://bucket/train-%06d.tar --max-samples 1000
 
     JSON:
-      {"urls": ["packed/photos-000000.tar"], "num_samples": 3, "num_bytes": 81920,
-       "num_found": 0, "num_left_out": 0, "class_names": ["cat", "rocket"]}
+      {"urls": ["packed/photos-000000.tar"], "num_samples": 3,
+       "num_bytes": 81920, "num_found": 0, "num_left_out": 0,
+       "class_names": ["cat", "rocket"]}
       num_found: shards that an earlier run has written.
       class_names: those that `kdp.open_shards` finds beside the shards, or null.
     """
     from kdpipes.core.pipe import fields_of
     from kdpipes.core.sample_pipe import SampleMapperMapDataPipe
+    from kdpipes.look.rendering import counted
     from kdpipes.work.decode import UnchangedImages
     from kdpipes.write.members import check_encoding, check_extension
     from kdpipes.write.shards import write_shards
@@ -98,13 +93,15 @@ def pack(
             extensions=extensions,
             num_workers=num_workers,
         )
-    found = f", {result.num_found} of them found" if result.num_found else ""
-    left_out = f"; {result.num_left_out} samples are left out" if result.num_left_out else ""
-    text = f"{result.num_samples} samples, {result.num_bytes} bytes, in {len(result.urls)} shards{found}{left_out}."
+    found = f", {result.num_found:,} of them found" if result.num_found else ""
+    left_out = f"; left out {counted(result.num_left_out, 'sample')}" if result.num_left_out else ""
+    size = f"{counted(result.num_samples, 'sample')}, {counted(result.num_bytes, 'byte')}"
+    text = f"{size}, in {counted(len(result.urls), 'shard')}{found}{left_out}."
     return Answer(result._asdict(), text)
 
 
 @command
+@spoken(root="SOURCE", path="FOLDER")
 def records(
     source: str, folder: str, *, num_parts: int = 4, shuffle: bool = True, seed: int = 0, num_workers: int = 0
 ) -> Answer:
@@ -126,16 +123,19 @@ def records(
       kdpipes records train.py:samples in-order --no-shuffle
 
     JSON:
-      {"path": "records", "num_samples": 3, "num_parts": 4, "num_written": 4, "num_bytes": 81920}
+      {"path": "records", "num_samples": 3, "num_parts": 4,
+       "num_written": 4, "num_bytes": 81920}
       num_written: the parts that this run has written.
     """
+    from kdpipes.look.rendering import counted
     from kdpipes.write.records import write_records
 
     samples = source if source.endswith(_LISTS) else _samples_of(source)
     result = write_records(samples, folder, num_parts=num_parts, shuffle=shuffle, seed=seed, num_workers=num_workers)
     found = result.num_parts - result.num_written
-    more = f", {found} of them found" if found else ""
-    text = f"{result.num_samples} samples, {result.num_bytes} bytes, in {result.num_parts} parts{more}."
+    more = f", {found:,} of them found" if found else ""
+    size = f"{counted(result.num_samples, 'sample')}, {counted(result.num_bytes, 'byte')}"
+    text = f"{size}, in {counted(result.num_parts, 'part')}{more}."
     return Answer({**result._asdict(), "path": str(result.path)}, f"{result.path}: {text}")
 
 
@@ -176,7 +176,7 @@ def _as_options(text: str, is_folder: bool) -> str:
     """Return an error's text with arguments written as options.
 
     >>> _as_options("Name it: `extensions={'x': 'npz'}`; `max_bytes` is 3.", True)
-    'Name it: `--extension x=npz`; `--max-bytes` is 3.'
+    'Name it: `--extension x=npz`; `max_bytes` is 3.'
     """
 
     def of_field(found: re.Match[str]) -> str:
@@ -186,4 +186,4 @@ def _as_options(text: str, is_folder: bool) -> str:
     if is_folder:  # so the user has not written a chain
         text = re.sub(r"`\.decode_images\('\w+'\)\.on_error\(\"skip\"\)`", "`--on-error skip`", text)
     text = text.replace(" takes a function that returns bytes", "").replace(", or a function that returns bytes", "")
-    return _NAMED.sub(lambda found: f"`{_OPTIONS[found[1]]}`", _OF_FIELDS.sub(of_field, text))
+    return _OF_FIELDS.sub(of_field, text)

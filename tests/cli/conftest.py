@@ -33,6 +33,12 @@ class Said(NamedTuple):
         assert self.err.count("\n") == 1
         return self.err
 
+    def wrong_usage(self) -> str:
+        """Return what is said about a wrong use of the command."""
+        assert (self.status, self.out) == (2, "")
+        assert self.err.startswith("Usage: kdpipes ")
+        return self.err
+
 
 Run = Callable[..., Said]
 

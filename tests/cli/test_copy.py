@@ -21,7 +21,7 @@ def birds(tmp_path: Path) -> Path:
 
 def test_a_data_set_is_copied(birds: Path, tmp_path: Path, run: Any) -> None:
     command = ["copy", birds, tmp_path / "local", "--relative-path", "train"]
-    for done in ("2 files, 12 bytes, are copied", "nothing to do"):
+    for done in ("copied 2 files, 12 bytes", "nothing to do"):
         assert run(*command, "--num-workers", "2") == (0, f"{tmp_path / 'local/train'}: {done}.\n", "")
     assert sorted(path.name for path in (tmp_path / "local").rglob("*.jpg")) == ["1.jpg", "2.jpg"]
     assert run(*command[:-1], "none").mistake().startswith("kdpipes copy: There is neither a folder")
@@ -37,6 +37,6 @@ def test_json_is_the_result_of_the_function(birds: Path, tmp_path: Path, run: An
 
 
 def test_a_wrong_number_of_workers_is_told_in_one_line(birds: Path, tmp_path: Path, run: Any) -> None:
-    mistake = run("copy", birds, tmp_path / "local", "--num-workers", "0").mistake()
-    assert mistake.startswith("kdpipes copy: `num_workers` must be an integer of at least 1, but is 0")
+    mistake = run("copy", birds, tmp_path / "local", "--num-workers", "0").wrong_usage()
+    assert "Error: `--num-workers` must be an integer of at least 1, but is 0" in mistake
     assert not (tmp_path / "local").exists()

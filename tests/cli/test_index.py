@@ -48,7 +48,7 @@ def index_beside(path: str | Path) -> ShardIndex:
 
 def test_shards_are_indexed(urls: str, tmp_path: Path, run: Any) -> None:
     for arguments, has_checksums in (["--no-checksums"], False), ([], True):
-        assert run("index", urls, *arguments) == (0, "160 samples in 4 shards are indexed.\n", "")
+        assert run("index", urls, *arguments) == (0, "Indexed 160 samples in 4 shards.\n", "")
         index = index_beside(tmp_path / "shards" / "photos-000.tar")
         assert (index.fields["jpg"].checksums is not None) == has_checksums
 
@@ -56,7 +56,7 @@ def test_shards_are_indexed(urls: str, tmp_path: Path, run: Any) -> None:
 def test_several_urls_and_globs_are_indexed_together(urls: str, tmp_path: Path, run: Any) -> None:
     folder = tmp_path / "shards"
     said = run("index", folder / "photos-000.tar", f"{folder}/photos-00[12].tar")
-    assert said.out == "120 samples in 3 shards are indexed.\n"
+    assert said.out == "Indexed 120 samples in 3 shards.\n"
     assert sorted(path.name for path in folder.glob("*.index")) == [f"photos-00{n}.tar.index" for n in range(3)]
 
 
@@ -81,7 +81,7 @@ def test_what_is_missing_or_no_tar_is_told_in_one_line(tmp_path: Path, run: Any)
     assert run("index", tmp_path / "none-*.tar").mistake().startswith("kdpipes index: No file matches")
     assert run("index", tmp_path / "a.tar").mistake().startswith("kdpipes index: There is no file")
     assert "cannot be read as a plain tar" in run("index", tmp_path / "none.tar", "--json").mistake()
-    assert "`pipe:` would run a shell command" in run("index", "pipe:cat a.tar").mistake()
+    assert "`pipe:` would run a shell command" in run("index", "pipe:cat a.tar").wrong_usage()
 
 
 def test_ctrl_c_while_storage_is_slow_ends_it_at_once(urls: str, tmp_path: Path, script: Any) -> None:

@@ -165,15 +165,21 @@ def test_names_in_data_do_not_steer_the_terminal(tmp_path: Path, run: Any) -> No
 def test_mistakes_are_told_in_one_line(folder: Path, run: Any) -> None:
     rejected = {
         "none.tar": "There is no file 'none.tar'",
-        "users_chain.py": "The chain must be named as module:name or file.py:name",
         "users_chain:chian": "users_chain does not define 'chian'. Did you mean 'chain'?",
         "users_chain.py:chian": "Did you mean 'chain'?",
-        "shards --samples -1": "`samples` must be an integer of at least 0, but is -1",
         "shards/photos-000.tar.index": "cannot be read as a plain tar",
         "none-*.tar": "No file matches 'none-*.tar'",
     }
     for words, line in rejected.items():
         assert line in run("inspect", *words.split()).mistake()
+    said = run("inspect", "shards", "--samples", "-1").wrong_usage()
+    assert "`--samples` must be an integer of at least 0, but is -1" in said
+
+
+def test_the_chains_of_a_file_are_listed(folder: Path, run: Any) -> None:
+    (folder / "two.py").write_text("from users_chain import chain\none, other = chain(), chain()\n", encoding="utf-8")
+    listed = run("inspect", "two.py")
+    assert listed == run("doctor", "two.py") == (0, "two.py has 2 chains:\ntwo.py:one\ntwo.py:other\n", "")
 
 
 def test_what_names_a_chain_is_told_from_what_names_data(folder: Path) -> None:

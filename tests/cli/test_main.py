@@ -6,6 +6,7 @@ import errno
 import json
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -61,12 +62,32 @@ def test_every_command_is_listed_with_a_sentence(run: Any) -> None:
 def test_help_has_examples_options_and_the_exit_statuses(name: str, run: Any) -> None:
     said = run(*name.split(), "--help")
     assert (said.status, said.err) == (0, "")
+    assert run(*name.split(), "-h") == said
+    assert max(map(len, said.out.splitlines())) <= 80
     assert said.out.startswith(f"Usage: kdpipes {name} [OPTIONS]")
     assert f"Examples:\n    kdpipes {name}" in said.out
     assert "Exit status: 0 if all went well; 1 after an error" in said.out
     for parameter in commands()[name].params:
         assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
     assert ("--json" in said.out) == ("\n  JSON:" in said.out), "the form is documented"
+
+
+def test_long_lines_are_wrapped_to_the_terminal(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    words = ("doctor", tmp_path / "none.py")
+    assert len(run(*words).err.splitlines()) == 1
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = run(*words).err.splitlines()
+    assert len(lines) > 1
+    assert all(len(line) <= 40 or " " not in line.strip() for line in lines)
+
+
+def test_warnings_are_told_without_lines_of_python(tmp_path: Path, script: Any) -> None:
+    (tmp_path / "warns.py").write_text("import warnings\nwarnings.warn('take care')\n", encoding="utf-8")
+    code = (
+        "import warnings\nwarnings.simplefilter('always')\nfrom kdpipes.cli import main\nmain(['doctor', 'warns.py'])"
+    )
+    assert script(code).err.splitlines()[0] == "kdpipes doctor: take care"
 
 
 def test_the_version_is_told(run: Any) -> None:

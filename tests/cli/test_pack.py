@@ -40,7 +40,8 @@ def test_the_shards_are_those_of_the_function(photo_folder: Path, tmp_path: Path
 
 
 def test_shards_without_a_limit_are_rejected_in_one_line(photo_folder: Path, tmp_path: Path, run: Any) -> None:
-    told = run("pack", photo_folder, tmp_path / "p-%03d.tar").mistake()
+    told = run("pack", photo_folder, tmp_path / "p-%03d.tar").wrong_usage()
+    assert "Pass the size of a shard, such as `--max-samples 1000`." in told
     assert "`--max-samples` or `--max-bytes` must be given" in told
 
 
@@ -59,7 +60,7 @@ def test_files_that_are_no_images_are_skipped_on_request(photo_folder: Path, tmp
     assert "`--extension x=jpg`" in told
     assert "leave it out: `--on-error skip`" in told
     said = run("pack", photos, shards, "--max-samples", 5, "--on-error", "skip")
-    assert (said.status, said.out.endswith("; 1 samples are left out.\n")) == (0, True)
+    assert (said.status, said.out.endswith("; left out 1 sample.\n")) == (0, True)
     listed = tmp_path / "bad.jsonl"
     again = ("--on-error", "quarantine", "--quarantine", listed)
     told = run("pack", photos, tmp_path / "t" / "p-%02d.tar", "--max-samples", 5, *again, "--json").json()
@@ -101,7 +102,9 @@ def test_fields_are_written_and_called_as_options_say(photo_folder: Path, tmp_pa
 def test_mistakes_are_told_by_the_names_of_options(
     photo_folder: Path, tmp_path: Path, run: Any, words: str, told: str
 ) -> None:
-    said = run("pack", photo_folder, tmp_path / "p-%03d.tar", "--max-samples", 200, *words.split()).mistake()
+    answer = run("pack", photo_folder, tmp_path / "p-%03d.tar", "--max-samples", 200, *words.split())
+    assert answer.status == (1 if "SOURCE" in told or "Choose" in told or "existing" in told or "y=" in told else 2)
+    said = answer.err
     assert told in said
     assert "={" not in said
     assert "a function" not in said
