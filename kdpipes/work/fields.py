@@ -132,10 +132,16 @@ class FieldRenamer(Operation):
     def read_fields(
         self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
     ) -> list[Sequence[Any]] | None:
-        known = source.field_names() or ()
+        known = source.field_names() or frozenset()
         old_names = {new: next((old for old in names if old in known), "") for new, names in self._renames.items()}
-        is_whole = all(old_names.values()) and not set(old_names) & set(known)
-        return source.read_fields([old_names.get(name, name) for name in names], positions, bulk) if is_whole else None
+        if not all(old_names.values()) or set(old_names) & known:
+            return None
+        if set(names) & set(old_names.values()) - set(old_names):  # "key" after `key` was renamed: that of the sample
+            return None
+        read = [old_names.get(name, name) for name in names]
+        unique = list(dict.fromkeys(read))  # one field may have got several names
+        columns = source.read_fields(unique, positions, bulk)
+        return columns and [columns[unique.index(name)] for name in read]
 
     def fingerprint(self) -> Any:
         return self._renames
@@ -267,7 +273,7 @@ class Selector(Operation):
         known = source.field_names()
         if self.return_ctx or known is None:
             return None
-        read = [name for name in self.names if name in known or name in ("key", "index")]
+        read = [name for name in dict.fromkeys(self.names) if name in known or name in ("key", "index")]
         columns = source.read_fields(read, positions, bulk)
         if columns is None:
             return None

@@ -379,3 +379,39 @@ def test_samples_without_a_member_are_errors_that_name_them(tmp_path: Path) -> N
     with pytest.raises(kdp.DataError, match=r"'b-000000\.tar/0' .*has no member"):
         list(pipe.select("txt").deal(batch_size=20))
     assert sum(map(len, pipe.on_error("skip", max_share=0.9).select("txt").deal(batch_size=20))) == 20
+
+
+def one_by_one(pipe: Any) -> list[Any]:
+    return [pipe[number] for number in range(len(pipe))]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda pipe: pipe.select("a=x b=x", as_dict=True),
+        lambda pipe: pipe.select("x x y x"),
+        lambda pipe: pipe.rename_fields(a="x", b="x").transform("b", abs).select("a b y"),
+        lambda pipe: pipe.rename_fields(a="x", b="x", c="y").select("c b a b"),
+        lambda pipe: pipe.select("key key index index ordinal ordinal"),
+    ],
+)
+def test_a_field_that_is_read_several_times_has_one_value(make: Any) -> None:
+    pipe = make(kdp.from_dataset(ITEMS).transform("x", lambda x: 100 * x))
+    assert next(iter(pipe.deal(batch_size=SIZE))) == one_by_one(pipe)
+
+
+@pytest.mark.parametrize("name", ["key", "index", "ordinal", "is_padding"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda pipe, name: pipe.select(f"x {name}"),
+        lambda pipe, name: pipe.rename_fields(own=name).select(f"own {name}"),
+        lambda pipe, name: pipe.rename_fields(own=name).transform("x", abs).permute(1).select(f"own x {name}"),
+        lambda pipe, name: pipe.rename_fields(**{name: "x", "own": name}).select(f"own {name}"),
+        lambda pipe, name: pipe.rename_fields(own=name).rename_fields(**{name: "own"}).select(f"x {name}"),
+        lambda pipe, name: pipe.transform(name, str.upper).select(f"x {name}"),
+    ],
+)
+def test_a_field_named_like_a_property_of_samples_can_be_renamed(make: Any, name: str) -> None:
+    pipe = make(kdp.from_dataset(ITEMS, f"x {name}"), name)
+    assert next(iter(pipe.deal(batch_size=SIZE))) == one_by_one(pipe)
