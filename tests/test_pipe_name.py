@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.core.pickling import dumps
 from kdpipes.core.registry import called_directly, pipe_name, registered, short_name, shown_name
 
 
@@ -72,3 +75,19 @@ def test_states_keep_the_names_of_pipes_that_they_were_saved_by() -> None:
     with kdp.Loader(pipe) as loader:
         entries = loader.state_dict()["pipes"]
     assert [entry.rpartition(":")[0] for entry in entries] == ["DealerMap", "select", "PermuterMap", "DatasetReaderMap"]
+
+
+def test_a_class_that_travels_by_value_keeps_its_functional_name() -> None:
+    def define() -> type:
+        @kdp.functional_pipe("by_value_noise", flavour="iter")
+        class Noise(kdp.BatchPipe):
+            def process(self, batch: Any, rng: Any) -> Any:
+                return float(rng.random())
+
+        return Noise
+
+    chain = define()(photos().select("x").deal(1))
+    sent = dumps(chain)
+    code = f"import cloudpickle; print(list(cloudpickle.loads({sent!r})))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == str(list(chain))

@@ -215,6 +215,7 @@ def _place(function: Any) -> str:
 
 called_directly: dict[type, str] = {}  # names of classes that are called as `kdp.name(...)`
 _functional: dict[type, str] = {}  # names of classes that are called as `.name(...)`
+_NAME = "_kdpipes_name"  # on the class itself: a worker that gets a class of a script by value has not registered it
 
 
 class Named:
@@ -244,6 +245,8 @@ def called_as(name: str) -> Callable[[PipeClass], PipeClass]:
 
 def note_name(pipe_class: type, name: str) -> None:
     """Record that a pipe class is called as `.name(...)`."""
+    if _NAME not in vars(pipe_class):
+        setattr(pipe_class, _NAME, name)
     _functional.setdefault(pipe_class, name)
 
 
@@ -252,7 +255,7 @@ def pipe_name(pipe: Any) -> str:
     kind = type(pipe)
     if isinstance(pipe, Named):
         return pipe.name
-    known = called_directly.get(kind) or _functional.get(kind)
+    known = called_directly.get(kind) or vars(kind).get(_NAME)
     known = known or _stock_name(kind)  # type: ignore[arg-type]  # mypy takes no class for hashable
     return known or short_name(kind).lstrip("_").removesuffix("Map")
 
