@@ -170,12 +170,23 @@ class PackEpoch(Epoch):
         self._rows = np.arange(len(packs))
         if key is not None:
             self._rows = generator(hash_key("rows", *key)).permutation(len(packs))
+            self._sort_rows(layout.size_of(sharding.num_ranks))
         self._stops = np.concatenate([[0], np.cumsum(packs.sizes[self._rows], dtype=np.int64)])
         self._starts = np.cumsum(packs.sizes, dtype=np.int64) - packs.sizes
         self.num_samples = int(self._stops[-1])
         self.num_batches = layout.num_batches(len(packs), sharding.num_ranks)
         self.full_size = layout.size_of(sharding.num_ranks)
         self._filled: NDArray[Any] | None = None  # made when the first batch is asked for
+
+    def _sort_rows(self, size: int) -> None:
+        """Sort the rows of each global batch of `size` rows.
+
+        Rows then come in the order in which they were begun, for any number of ranks. The first sample of each row has
+        no room in the row before it, so that `collate_samples` finds where rows begin from the lengths alone.
+        """
+        whole = len(self._rows) // size * size
+        self._rows[:whole].reshape(-1, size).sort(axis=1)
+        self._rows[whole:].sort()
 
     def _rows_of(self, batch: int) -> range:
         return self._layout.ordinals(batch, len(self._packs), self._sharding)
@@ -185,16 +196,12 @@ class PackEpoch(Epoch):
         return range(int(self._stops[rows.start]), int(self._stops[rows.stop]))
 
     def positions(self, batch: int) -> NDArray[Any]:
-        """Return the positions of the samples in this rank's part of a batch, row by row.
-
-        Rows come in the order in which they were begun. The first sample of each row then has no room in the row before
-        it, so that `collate_samples` finds where rows begin from the lengths alone.
-        """
+        """Return the positions of the samples in this rank's part of a batch, row by row."""
         if self._filled is None:
             self._filled = self._packs.filled(self._key)
         rows = self._rows_of(batch)
         parts = [
             self._filled[self._starts[row] : self._starts[row] + self._packs.sizes[row]]
-            for row in np.sort(self._rows[rows.start : rows.stop]).tolist()
+            for row in self._rows[rows.start : rows.stop].tolist()
         ]
         return np.concatenate(parts)

@@ -180,3 +180,21 @@ def test_rows_that_fill_no_batch_are_dropped_on_request() -> None:
 def test_what_cannot_be_packed_is_an_error(make: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         list(make())
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ordinals_and_random_numbers_do_not_depend_on_the_ranks(
+    num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = np.random.default_rng(0).integers(1, 9, 70).tolist()
+
+    def batches(rank: int, num_ranks: int) -> list[Any]:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
+        chain = texts(lengths).add_field("drawn", lambda sample, rng: int(rng.integers(1000)))
+        arguments: Any = {"max_tokens": 10, "global_batch_size": 4, "uneven": "drop", "shuffle": True}
+        return list(chain.select("key ordinal drawn").deal(batch_by="length", pack=True, **arguments))
+
+    parts = [batches(rank, num_ranks) for rank in range(num_ranks)]
+    joined = [[sample for part in batch for sample in part] for batch in zip(*parts, strict=True)]
+    assert joined == batches(0, 1)
