@@ -36,7 +36,8 @@ def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares:
         A named tuple of indexed pipes, one for each part. Samples keep the order of the source.
 
     Raises:
-        ValueError: The shares do not sum to 1.
+        ValueError: The shares do not sum to 1; a part would be empty; or `by` names the column of the labels, so that
+            whole classes would move to one part: write `by="y"`.
 
     Example:
         >>> letters = kdp.from_dataset(list("abcdefghij"), "x", labels=[0, 1] * 5)
@@ -57,6 +58,8 @@ def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares:
         raise ValueError(f"The shares must sum to 1, but sum to {total:g}: {shares}. {hint}".rstrip())
     ends = tuple((np.cumsum(list(shares.values())) / total).tolist())
     parts = [PartTakerMapDataPipe(source_datapipe, part, ends, by, seed) for part in range(len(shares))]
+    if parts[0].source.has_column(by):  # otherwise, the first use of a part finds it
+        _reject_labels(parts[0].source, by)
     return namedtuple("Split", shares)(*parts)
 
 
@@ -70,9 +73,19 @@ class PartTakerMapDataPipe(PlanPipe):
         self._part, self._ends, self._by, self._split_seed = part, ends, by, check_seed(seed)
 
     def plan(self, epoch: int) -> NDArray[Any]:
+        chosen = self._chosen()
+        if len(self.source) and not len(chosen):
+            raise ValueError(
+                f"`split` by {self._by!r} leaves part {self._part} (counting from 0) empty. Give it a larger share, or "
+                f"choose a field with more different values than {self._by!r}."
+            )
+        return chosen
+
+    def _chosen(self) -> NDArray[Any]:
         bounds, key = (0.0, *self._ends)[self._part : self._part + 2], hash_key("split", self._split_seed)
         if self._by == "y":
             return take_stratum(labels_of(self.source, "split"), *bounds, key=key)
+        _reject_labels(self.source, self._by)
         drawn = hash_values(self.source.column(self._by), key)
         lower, upper = (np.uint64(min(int(bound * 2**64), 2**64 - 1)) for bound in bounds)
         is_last = self._part == len(self._ends) - 1
@@ -81,3 +94,19 @@ class PartTakerMapDataPipe(PlanPipe):
 
 
 note_name(PartTakerMapDataPipe, "split")
+
+
+def _reject_labels(source: MapPipe, by: str) -> None:
+    """Raise ValueError if the values of `by` are the labels under another name."""
+    if by in ("key", "y") or not source.has_column("y"):
+        return
+    values, labels = (list(map(str, source.column(name).tolist())) for name in (by, "y"))
+    of_value, of_label = dict[str, str](), dict[str, str]()
+    for value, label in zip(values, labels, strict=True):
+        if of_value.setdefault(value, label) != label or of_label.setdefault(label, value) != value:
+            return
+    if 1 < len(of_value) < len(values):
+        raise ValueError(
+            f"`by` must not name the labels, but each value of {by!r} is a class, so whole classes would move to one "
+            'part. Write `by="y"` to divide each class in these shares. `.filter_classes(...)` divides the classes.'
+        )

@@ -18,12 +18,20 @@ def source(labels: list[Any]) -> kdp.MapPipe:
     return kdp.from_dataset(list(range(len(labels))), "x", labels=labels)
 
 
+def held_by(part: kdp.MapPipe) -> list[int]:
+    try:
+        size = len(part)
+    except ValueError:  # an empty part
+        size = 0
+    return part.column("x").tolist() if size else []  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("by", ["key", "y", "x"])
 @given(labels=st.lists(st.integers(-1, 3), max_size=40), shares=SHARES, seed=st.integers(0, 9))
 def test_parts_are_disjoint_and_complete(by: str, labels: list[int], shares: list[int], seed: int) -> None:
     named = {f"part{number}": share / sum(shares) for number, share in enumerate(shares)}
     parts = kdp.split(source(labels), by=by, seed=seed, **named)
-    held = [part.column("x").tolist() for part in parts]
+    held = [held_by(part) for part in parts]
     assert sorted(x for part in held for x in part) == list(range(len(labels)))
     assert all(part == sorted(part) for part in held)
 
@@ -97,3 +105,32 @@ def test_the_rest_of_a_few_shot_set() -> None:
     shots, rest = (pipe.few_shot(2, seed=1, rest=rest).column("x") for rest in (False, True))
     assert sorted([*shots, *rest]) == [0, 1, 2, 3, 4]
     assert np.bincount(pipe[shots].column("y")).tolist() == [2, 2]
+
+
+def of_table(**columns: Any) -> kdp.MapPipe:
+    return kdp.from_table({"file": [f"{number}.jpg" for number in range(100)], **columns}, label="label")
+
+
+def test_the_column_of_the_labels_is_refused_with_the_way_to_stratify() -> None:
+    animals = of_table(label=["cat", "dog", "owl", "elk"] * 25)
+    with pytest.raises(ValueError, match=r'whole classes would move to one part\. Write `by="y"`'):
+        kdp.split(animals, by="label", train=0.8, val=0.2)
+    renamed = kdp.from_dataset([(number, number % 4) for number in range(100)], "x y").add_field(
+        "kind", lambda sample: f"class {sample['y']}"
+    )
+    with pytest.raises(ValueError, match="whole classes"):
+        len(kdp.split(renamed, by="kind", train=0.8, val=0.2).train)
+
+
+def test_a_column_that_only_depends_on_the_labels_is_no_label() -> None:
+    owners = of_table(label=["cat", "dog", "owl", "elk"] * 25, owner=[f"owner {n // 4}" for n in range(100)])
+    train, val = kdp.split(owners, by="owner", train=0.8, val=0.2)
+    assert len(train) + len(val) == 100
+    kinds = of_table(label=[f"class {n % 20}" for n in range(100)], kind=[f"kind {n % 10}" for n in range(100)])
+    one, other = kdp.split(kinds, by="kind", one=0.5, other=0.5)
+    assert len(one) + len(other) == 100
+
+
+def test_an_empty_part_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"`split` by 'site' leaves part 1 \(counting from 0\) empty"):
+        len(kdp.split(kdp.from_dataset([(1, "one")] * 9, "x site"), by="site", most=0.9, rest=0.1).rest)
