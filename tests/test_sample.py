@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+import kdpipes as kdp
 from kdpipes.core.errors import ChainError, FieldError
 from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Lazy, Sample, as_sample
@@ -180,3 +181,23 @@ def test_a_fork_of_a_loaded_sample_keeps_what_was_recorded() -> None:
 def test_a_field_added_before_oversampling_is_new_each_time() -> None:
     stream = IterableWrapper([("a", 0)] * 3).to_samples(fields="x y").add_field("n", lambda sample, rng: rng.random())
     assert len({n for (n,) in stream.oversample(class_counts={0: 1, 1: 3}).select("n")}) == 9
+
+
+def test_a_sample_that_is_unpacked_names_select() -> None:
+    pipe = kdp.from_dataset([(1, 0), (2, 1)])
+    with pytest.raises(TypeError, match=r"cannot be unpacked. `.select\('x y'\)` returns tuples"):
+        _x, _y = pipe[0]
+    with pytest.raises(TypeError, match="cannot be unpacked"):
+        _x, *_ = pipe[0]
+    with pytest.raises(TypeError, match="cannot be unpacked"):
+        for _x, _y in pipe:
+            pass
+    assert [(x, y) for x, y in pipe.select("x y")] == [(1, 0), (2, 1)]
+
+
+def test_a_sample_is_iterated_like_any_mapping() -> None:
+    sample = kdp.from_dataset([(1, 0)])[0]
+    assert list(sample) == [*sample] == sorted(sample) == ["x", "y"]
+    assert dict(sample) == {**sample} == dict(sample.items()) == {"x": 1, "y": 0}
+    first, second = sample.keys()
+    assert (first, second) == ("x", "y")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +16,7 @@ from kdpipes.core.errors import ChainError, MissingMemberError, add_note, printa
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 from kdpipes.core.tracebacks import shorten
 
+_UNPACKING = [dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX")]
 _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
 _NOTHING: tuple[frozenset[str], str] = frozenset(), ""
 UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()
@@ -366,6 +369,10 @@ class Sample(MutableMapping[str, Any]):
         return name in self._fields
 
     def __iter__(self) -> Iterator[str]:
+        caller = sys._getframe(1)
+        if caller.f_code.co_code[caller.f_lasti] in _UNPACKING:  # the names would be taken for the values
+            names = " ".join(self._fields)
+            raise TypeError(f"A sample is a mapping and cannot be unpacked. `.select({names!r})` returns tuples.")
         return iter(self._fields)
 
     def __len__(self) -> int:
