@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, cycle
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -18,8 +19,10 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_count, check_flag, check_seed, is_number, must_be
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams
 from kdpipes.core.map_pipe import BatchShares, MapPipe
+from kdpipes.core.order import Order
 from kdpipes.core.pipe import gives_samples
-from kdpipes.core.plan_pipe import PlanPipe, shared_class_names
+from kdpipes.core.plan_pipe import PlanPipe, join_shards, shared_class_names
+from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
@@ -76,14 +79,15 @@ def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
 class _Mix:
     """The source of each sample and the position in it.
 
-    All epochs share the arrays of epoch 0: each epoch starts `shifts[n]` samples later in source n, which has
-    `lengths[n]` samples.
+    An epoch takes `taken[n]` of the `lengths[n]` samples of source n, after the `starts[n]` samples that the epochs
+    before it have taken. If weights are numbers, all epochs share the arrays of epoch 0.
     """
 
     chosen: NDArray[Any]
-    positions: NDArray[Any]
+    positions: NDArray[Any]  # if the epoch began with the first sample of each source
     lengths: NDArray[Any]
-    shifts: NDArray[Any]
+    taken: NDArray[Any]
+    starts: NDArray[Any]
     epoch: int = 0
 
     def __len__(self) -> int:
@@ -93,8 +97,18 @@ class _Mix:
         chosen, positions = self.chosen[index], self.positions[index]
         if self.epoch:
             lengths = self.lengths[chosen]
-            positions = (positions + self.epoch * self.shifts[chosen] % lengths) % lengths
+            positions = (positions + self.starts[chosen] % lengths) % lengths
         return chosen, positions
+
+    def rounds(self, index: Any) -> Any:
+        """Return how often the source of each sample has been used up before: the epoch that the source is in.
+
+        A source that is used more than once in an epoch of the mix has the same epoch as the mix.
+        """
+        chosen = self.chosen[index]
+        lengths = self.lengths[chosen]
+        rounds = (self.starts[chosen] + self.positions[index]) // lengths
+        return np.where(self.taken[chosen] > lengths, self.epoch, rounds)
 
 
 class SourceShare(NamedTuple):
@@ -120,7 +134,8 @@ class MixerMapDataPipe(PlanPipe):
     The samples of each source keep their order. If an epoch uses only a part of a source, the next epoch continues
     where it stopped. A source that is sorted by class, such as an image folder, would then yield other classes in each
     epoch, so apply `permute(seed)` to it first. In any part of the mix, the number of samples of a source differs from
-    its exact share by less than the number of sources. `deal(shuffle=True)` changes the order.
+    its exact share by less than the number of sources. `deal(shuffle=True)` changes the order. A source that is a mix
+    itself begins its next epoch when this mix has used it up.
 
     A stream starts again in each epoch. If an epoch uses only a part of it, put `.shuffle(buffer_size=...)` before the
     mix, or `deal(shuffle="shards")` after it.
@@ -177,10 +192,11 @@ class MixerMapDataPipe(PlanPipe):
 
     goes_by = "number"
     for_users: ClassVar[tuple[str, ...]] = ("mixture",)
-    computed = (*PlanPipe.computed, "_counts")
+    computed = (*PlanPipe.computed, "_counts", "_is_nested")
     _per_batch: tuple[int, ...] | None = None
     _batches: Batches | None = None
     _num_samples: int | None = None
+    _is_nested = False  # whether a source gives other samples in each epoch
     _temperature: float | Callback | None = None
 
     def __init__(
@@ -238,7 +254,7 @@ class MixerMapDataPipe(PlanPipe):
     def plan(self, epoch: int) -> _Mix:
         if epoch and not self._is_changing():
             mix: _Mix = self.chosen()
-            return replace(mix, epoch=epoch)
+            return replace(mix, epoch=epoch, starts=epoch * mix.taken)
         sizes = [len(source) for source in self.sources]
         if epoch or self._num_samples is not None:
             chosen, counts = interleave_exactly(self._counts_of(epoch), self._mix_seed)
@@ -247,14 +263,58 @@ class MixerMapDataPipe(PlanPipe):
         lengths = np.asarray([max(size, 1) for size in sizes])
         starts = np.zeros_like(lengths)
         if epoch and self.redraws:  # after what the epochs before this one take
-            starts = np.sum(self._counts[:epoch], axis=0) % lengths
-        positions = ((counts + starts[chosen]) % lengths[chosen]).astype(smallest_int(max(sizes)))
+            starts = np.sum(self._counts[:epoch], axis=0)
+        positions = (counts % lengths[chosen]).astype(smallest_int(max(sizes)))
+        taken = np.bincount(chosen, minlength=len(sizes))
+        if not epoch:
+            self._is_nested = any(source.redrawn_by() is not None for source in self.sources)
         if self._is_changing():
-            self._counts = self._counts or [np.bincount(chosen, minlength=len(sizes)).tolist()]
-            return _Mix(chosen, positions, lengths, np.zeros_like(lengths))
-        shifts = np.bincount(chosen, minlength=len(sizes)) % lengths
-        self.redraws = self.redraws and bool(shifts.any())
-        return _Mix(chosen, positions, lengths, shifts)
+            self._counts = self._counts or [taken.tolist()]
+        else:
+            self.redraws = self.redraws and bool((taken % lengths).any())
+        return _Mix(chosen, positions, lengths, taken, starts, epoch)
+
+    def fetch(self, index: int) -> Sample:
+        if not self._is_moving():
+            return super().fetch(index)
+        mix = self.chosen(plan_epoch())
+        number, position = mix[index]
+        with planning(int(mix.rounds(index))):
+            sample: Sample = self.sources[number].fetch(int(position))
+        return sample.come_from(int(number))
+
+    def _is_moving(self) -> bool:
+        """Return whether both the mix and a source take other samples in each epoch.
+
+        A source that gives other samples in each of its epochs, as another mix, is in an epoch of its own: it begins
+        the next one when the mix has used it up. Otherwise, some of its samples might never be used.
+        """
+        self.chosen()
+        return self.redraws and self._is_nested
+
+    def prefetch(self, order: Order) -> None:
+        if not self._is_moving():
+            super().prefetch(order)
+            return
+        mix = self.chosen(plan_epoch())
+        for number, source in enumerate(self.sources):
+            for epoch in np.unique(mix.rounds(np.flatnonzero(mix.chosen == number))).tolist():
+                with planning(epoch):
+                    source.prefetch(order.through(partial(_positions_in, mix, number, epoch)))
+
+    def shard_numbers(self) -> NDArray[Any] | None:
+        if not self._is_moving():
+            return super().shard_numbers()
+        mix, numbers = self.chosen(plan_epoch()), np.zeros(len(self), dtype=np.int64)
+        (chosen, positions), rounds = mix[:], mix.rounds(slice(None))
+        places = np.cumsum([0, *map(len, self.sources)])[chosen] + positions
+        for epoch in np.unique(rounds).tolist():
+            with planning(epoch):
+                of_sources = join_shards([source.shard_numbers() for source in self.sources])
+            if of_sources is None:
+                return None
+            numbers[rounds == epoch] = of_sources[places[rounds == epoch]]
+        return numbers
 
     def _until_stop(self, sizes: list[int]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the mix of epoch 0. A source with weight 0 takes no part in it, and does not end it."""
@@ -310,6 +370,13 @@ class MixerMapDataPipe(PlanPipe):
 
     def source_numbers(self) -> NDArray[Any]:
         return self.chosen().chosen  # type: ignore[no-any-return]
+
+
+def _positions_in(mix: _Mix, number: int, epoch: int, index: NDArray[Any]) -> NDArray[Any]:
+    """Return the positions in source `number` of the samples that come from one of its epochs."""
+    chosen, positions = mix[index]
+    here: NDArray[Any] = positions[(chosen == number) & (mix.rounds(index) == epoch)]
+    return here
 
 
 @functional_pipe("mix", flavour="iter", doc_of=MixerMapDataPipe)

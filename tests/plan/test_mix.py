@@ -13,6 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.arithmetic import interleave
+from kdpipes.testing import check_elastic, check_resumable
 
 WEIGHTS = st.lists(st.floats(0.1, 10), min_size=4, max_size=4)
 SIZES = st.lists(st.integers(0, 12), min_size=2, max_size=4)
@@ -258,3 +259,62 @@ def test_weights_by_function_are_checked_in_each_epoch() -> None:
         len(rows.sample_weighted(lambda epoch: [1, 1, 1, -1]))
     with pytest.raises(ValueError, match="`weights` must have one weight for each of 4 samples"):
         len(rows.sample_weighted(lambda epoch: [1]))
+
+
+def named(name: str, size: int) -> Any:
+    return kdp.from_dataset([(name, number) for number in range(size)], "s n")
+
+
+def naive_epochs(sources: list[Any], pattern: list[int], num_epochs: int) -> list[list[Any]]:
+    """Read each source as one endless sequence of its epochs."""
+    streams = [iter(source) for source in sources]
+    return [[next(streams[number]) for number in pattern] for _ in range(num_epochs)]
+
+
+def endless(pipe: Any) -> Any:
+    epochs = pipe.select("s n").deal(batch_size=10_000)
+    while True:
+        for batch in epochs:
+            yield from batch
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [3, 2], [1, 2]])
+@pytest.mark.parametrize("through", [lambda pipe: pipe, lambda pipe: pipe.map_classes({}, unmapped="keep"), "deep"])
+def test_a_mix_of_a_mix_reads_each_source_as_one_sequence(weights: list[int], through: Any) -> None:
+    def inner() -> Any:
+        made = named("a", 30).mix(named("b", 7), weights=[2, 1])
+        if through == "deep":
+            made = made.mix(named("d", 9))
+        return made
+
+    outer = inner().mix(named("c", 5), weights=weights)
+    pattern = outer.chosen().chosen.tolist()
+    chain = outer.select("s n").deal(batch_size=10_000)
+    found = [[item for batch in chain for item in batch] for _ in range(60)]
+    assert found == naive_epochs([endless(inner()), endless(named("c", 5))], pattern, 60)
+    assert {("a", n) for n in range(30)} <= {item for epoch in found for item in epoch}
+
+
+@pytest.mark.parametrize("weights", [lambda epoch: [1 + epoch % 3, 2], [2, 1]])
+def test_a_mix_of_a_mix_is_elastic_and_starves_no_sample(weights: Any) -> None:
+    def make() -> Any:
+        inner = named("a", 40).mix([named("b", 7), named("e", 3)], weights=[3, 1, 1])
+        outer = inner.mix(named("c", 6), weights=weights)
+        return outer.repeat_until(min_size=40).select("s n").deal(global_batch_size=4, uneven="pad", shuffle=True)
+
+    check_elastic(make(), num_epochs=3, num_workers=())
+    check_resumable(make(), num_workers=(0,))
+    chain = make()
+    seen = {item for _ in range(60) for batch in chain for item in batch}
+    assert {("a", n) for n in range(40)} <= seen
+
+
+def test_a_mix_of_per_batch_mixes_gives_each_batch_its_shares() -> None:
+    inner = named("a", 30).mix(named("b", 7), weights=[2, 1])
+    chain = inner.mix(named("c", 50), per_batch=[3, 1]).select("s n").deal(batch_size=4, shuffle=True)
+    seen = set()
+    for _ in range(60):
+        for batch in chain:
+            assert [s for s, _ in batch].count("c") == 1
+            seen.update(batch)
+    assert {("a", n) for n in range(30)} <= seen
