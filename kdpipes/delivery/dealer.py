@@ -188,6 +188,10 @@ class Dealer(Resumable):
         rank, num_ranks = ranks_now()
         return replace(self._sharding, rank=rank, num_ranks=num_ranks)
 
+    def ranks_of(self, ranks: Ranks) -> Ranks:
+        """Return the ranks to which the batches of an epoch were dealt that began with `ranks`."""
+        return self._sharding.ranks() if self._is_rank_fixed or self.is_for_all_ranks else ranks
+
     def fix_rank(self) -> None:
         """Fix the current rank, also for copies of this pipe in other processes."""
         self._sharding = self._checked_sharding()

@@ -90,9 +90,11 @@ class Delivered:
     stop: int = 0
     given: Given = field(default_factory=Given)
     listener: Callable[[], None] | None = None  # called after each batch
+    dropped: set[tuple[int, int]] = field(default_factory=set)  # epochs and numbers of batches that gave no item
 
     def begin(self, position: Position) -> None:
         """Note where an iteration begins."""
+        self.dropped = {(epoch, number) for epoch, number in self.dropped if (epoch, number) < position[:2]}
         if position.epoch == self.epoch and self.first <= position.number <= self.stop:
             if position.number < self.stop and self.given.order:
                 self.first, self.given = position.number, Given()
@@ -100,9 +102,14 @@ class Delivered:
         elif position.number or position.epoch == self.epoch:
             self.epoch, self.first, self.stop, self.given = position.epoch, position.number, position.number, Given()
 
+    def note_dropped(self, epoch: int, number: int) -> None:
+        """Note a batch of which pipes after `deal` have made nothing, or whose samples were all skipped."""
+        self.dropped.add((epoch, number))
+
     def note(self, position: Position) -> None:
         """Note the position after an item that was delivered."""
         if position.epoch != self.epoch:
+            self.dropped = {place for place in self.dropped if place[0] == position.epoch}
             self.epoch, self.first, self.stop, self.given = position.epoch, 0, 0, Given()
         self.stop = position.number
         if position.hashes:
@@ -177,7 +184,7 @@ def receipt_of(
         raise ChainError(
             "A receipt needs `.deal(...)`, which numbers the batches, without pipes after it that hold batches back."
         )
-    ranks = Ranks() if deal.is_for_all_ranks else ranks
+    ranks = deal.ranks_of(ranks)
     own = [skip for skip in skips if skip.epoch == delivered.epoch]
     if isinstance(deal, DealerIterDataPipe):
         samples = _samples_of_stream(deal, delivered, own)
@@ -195,7 +202,8 @@ def receipt_of(
 
 
 def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: Ranks) -> dict[str, Any]:
-    plans = [deal.planned_epoch(delivered.epoch, Ranks(rank, ranks.num_ranks)) for rank in range(ranks.num_ranks)]
+    epoch = delivered.epoch
+    plans = [deal.planned_epoch(epoch, Ranks(rank, ranks.num_ranks)) for rank in range(ranks.num_ranks)]
     num_batches, num_samples = plans[0].num_batches, plans[0].num_samples  # the ordinals from there on are padding
     batches = range(delivered.first, max(min(delivered.stop, num_batches), delivered.first))
     left_out = [skip.ordinal for skip in skips if not skip.is_shard]
@@ -203,11 +211,14 @@ def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: 
     for plan in plans:
         for ordinals, positions in _parts(plan, range(num_batches)):
             planned.add(positions[ordinals < num_samples])
+    dropped = [number for then, number in delivered.dropped if then == epoch and number in batches]
+    all_dropped = np.concatenate([np.zeros(0, np.int64), *map(plans[ranks.rank].ordinals, dropped)])
     for ordinals, positions in _parts(plans[ranks.rank], batches):
+        is_dropped = np.isin(ordinals, all_dropped)
         is_skipped, is_padding = np.isin(ordinals, left_out), ordinals >= num_samples
-        given.add(positions[~is_skipped & ~is_padding])
+        given.add(positions[~is_skipped & ~is_padding & ~is_dropped])
         skipped.add(positions[is_skipped & ~is_padding])
-        num_padding += int((is_padding & ~is_skipped).sum())
+        num_padding += int((is_padding & ~is_skipped & ~is_dropped).sum())
     return {
         "batches": [batches.start, batches.stop],
         "num_batches": num_batches,

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torch.utils.data.graph_settings import apply_sharding
 
 import kdpipes as kdp
 from kdpipes.testing import kill_one_worker, verify_receipts
@@ -208,3 +210,51 @@ def test_digests_of_parts_add_up_to_that_of_the_whole() -> None:
         pipe = chain(size, global_batch_size=num_ranks * int(rng.integers(1, 4)), uneven="pad")
         receipts = [run(pipe, rank, num_ranks) for rank in range(num_ranks)]
         assert verify_receipts(receipts).is_complete
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("end", ["filter", "flatmap"])
+def test_batches_that_a_filter_drops_are_not_delivered(num_workers: int, end: str) -> None:
+    def keep(batch: list[Any]) -> bool:
+        return batch[0][0] % 8 == 0
+
+    dealt = chain(shuffle=False)
+    pipe = dealt.filter(keep) if end == "filter" else dealt.flatmap(lambda batch: [batch] if keep(batch) else [])
+    with kdp.Loader(pipe, num_workers=num_workers) as loader:
+        for _epoch in range(2):
+            delivered = sum(map(len, loader))
+            verdict = verify_receipts([loader.receipt()])
+            assert (verdict.num_samples, bool(verdict)) == (delivered, False) == (20, False)
+            assert "20 samples were delivered or skipped, but they are not the 40 planned" in str(verdict)
+
+
+def test_batches_of_skipped_samples_alone_are_not_dropped() -> None:
+    def fails(value: int) -> int:
+        if 8 <= value < 14:
+            raise ValueError("bad")
+        return value
+
+    source = kdp.from_dataset([(n, 0) for n in range(40)]).transform("x", fails).on_error("skip").select("x")
+    receipt = run(source.deal(batch_size=4).filter(lambda batch: True))
+    assert verify_receipts([receipt])[:3] == (True, 34, 6)
+
+
+def test_a_part_resumed_after_a_dropped_batch_forgets_it() -> None:
+    with kdp.Loader(chain(shuffle=False).filter(lambda batch: batch[0][0] != 8)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        list(loader)
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 8
+        assert loader.receipt()["num_samples"] == 36
+
+
+def test_a_rank_set_by_apply_sharding_is_that_of_the_receipt() -> None:
+    receipts = []
+    for rank in range(2):
+        pipe = chain(31, global_batch_size=6, uneven="pad")
+        apply_sharding(pipe, 2, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        receipts.append(run(pipe))
+    assert [(receipt["rank"], receipt["num_ranks"]) for receipt in receipts] == [(0, 2), (1, 2)]
+    assert not verify_receipts(receipts[:1])
+    assert verify_receipts(receipts)[:2] == (True, 31)
