@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
@@ -133,3 +134,43 @@ def test_set_epoch_counts_from_0_also_after_a_look() -> None:
     with kdp.Loader(pipe) as loader:
         loader.set_epoch(1)
         assert list(loader) == epochs[1]
+
+
+def fails_at_7(value: int) -> int:
+    if value % 10 == 7:
+        raise ValueError("bad")
+    return value
+
+
+HOLDING: dict[str, Any] = {
+    "batch": lambda pipe: pipe.batch(2),
+    "shuffle": lambda pipe: pipe.shuffle(buffer_size=4),
+    "unbatch": lambda pipe: pipe.shuffle(buffer_size=4).unbatch(),
+    "filter": lambda pipe: pipe.batch(2).filter(lambda batches: len(batches[0]) > 3),
+}
+
+
+@pytest.mark.parametrize("end", HOLDING)
+@pytest.mark.parametrize("action", ["skip", "substitute"])
+@pytest.mark.parametrize("kind", ["indexed", "stream"])
+def test_skipped_samples_lose_no_items_that_are_held_back(end: str, action: str, kind: str) -> None:
+    rows = [(n, 0) for n in range(64)]
+    if kind == "stream" and action == "substitute":
+        return
+    source: Any = kdp.from_dataset(rows) if kind == "indexed" else IterableWrapper(rows).to_samples(fields="x y")
+    pipe = source.transform("x", fails_at_7).on_error(action).select("x", bare=True)
+    chain = HOLDING[end](pipe.deal(batch_size=4) if kind == "indexed" else pipe.deal(batch_size=4, split="samples"))
+    kept = sorted(flat(list(copy.deepcopy(chain)))) if end != "filter" else None  # which does not count epochs
+    services = [None, kdp.ThreadReadingService(1), kdp.ThreadReadingService(3)]
+    for service in services:
+        with kdp.Loader(chain, reading_service=service) as loader:
+            whole = [list(loader), list(loader)]
+            if kept is not None:
+                assert sorted(flat(whole[0])) == kept
+                assert len(flat(whole[1])) == len(kept)
+            loader.load_state_dict({**loader.state_dict(), "epoch": 0, "batch": 3})
+            assert len(list(loader)) == max(len(whole[0]) - 3, 0)
+
+
+def flat(item: Any) -> list[Any]:
+    return [x for part in item for x in flat(part)] if isinstance(item, list) else [item]

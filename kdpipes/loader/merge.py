@@ -164,6 +164,8 @@ class Merger:
             else:
                 self._same_damage.check(place, message.number)
                 item = worker.take()
+                if message.kind is Kind.OVER and not self.position.offset:
+                    self._counters.delivered.note_dropped(self.position.epoch, number)
                 self.position = self.position.after(message)
                 if message.kind is Kind.ITEM:
                     self._is_empty = False
@@ -207,7 +209,7 @@ class Merger:
             if self._limits is not None:
                 self._limits.count(skip)
             if skip.is_shard and self._plan is None:
-                self._same_damage.note(place, skip)
+                self._same_damage.note(place, message.number, skip)
         elif message.kind is Kind.TIMES:
             self._counters.note_times(*worker.take())
         elif message.kind is Kind.END:
@@ -226,12 +228,12 @@ class SameDamage:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._given_up: list[set[Skip]] = [set() for _ in range(num_workers)]
+        self._given_up: list[dict[Skip, int]] = [{} for _ in range(num_workers)]
         self._done = [-1.0] * num_workers
 
-    def note(self, worker: int, skip: Skip) -> None:
-        """Note a shard that a worker has given up, before the batch that it comes to next."""
-        self._given_up[worker].add(skip)
+    def note(self, worker: int, number: int, skip: Skip) -> None:
+        """Note a shard that a worker has given up, before the batch or item `number` that it comes to next."""
+        self._given_up[worker][skip] = number
 
     def check(self, worker: int, batch: float) -> None:
         """Compare a worker with the others up to a batch; infinity is the end.
@@ -245,7 +247,8 @@ class SameDamage:
         for other, done in enumerate(self._done):
             both = min(done, batch)
             mine, theirs = (
-                {skip.place: skip for skip in self._given_up[one] if skip.batch <= both} for one in (worker, other)
+                {skip.place: skip for skip, number in self._given_up[one].items() if number <= both}
+                for one in (worker, other)
             )
             odd = mine.keys() ^ theirs.keys()
             if odd:

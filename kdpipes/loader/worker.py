@@ -136,6 +136,7 @@ class Producer:
         read = Chain.of(chain)
         self._dealer = read.resumable_deal()
         self._num_skipped = 0  # of the batch that is being made
+        self._next = 0  # the number of the item that is made next, where no `deal` numbers the items
         self.is_one_to_one = self._dealer is not None and read.numbering_deal() is self._dealer
         self._dealers = read.of_type(Dealer)
         self._pipes = read.of_type(Pipe)
@@ -147,7 +148,8 @@ class Producer:
 
         def skip(skipped: Skip) -> None:
             self._num_skipped += not (skipped.is_shard or skipped.is_replaced)
-            send(Message(Kind.SKIP, skipped.batch, skipped))
+            # The merger passes over the numbers before that of a message.
+            send(Message(Kind.SKIP, self._next if self._dealer is None else skipped.batch, skipped))
 
         try:
             if assignment.seeds is not None:
@@ -206,8 +208,10 @@ class Producer:
 
     def _counted(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
         num_workers, worker = self._options.num_workers, self._options.worker
-        for count, item in enumerate(self._chain):
-            number = count * num_workers + worker
+        self._next = worker
+        for item in self._chain:
+            number = self._next
+            self._next += num_workers
             if number >= start.number:
                 send(Message(Kind.ITEM, number, item, is_last=True))
                 yield

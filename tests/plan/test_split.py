@@ -111,7 +111,7 @@ def of_table(**columns: Any) -> kdp.MapPipe:
     return kdp.from_table({"file": [f"{number}.jpg" for number in range(100)], **columns}, label="label")
 
 
-def test_the_column_of_the_labels_is_refused_with_the_way_to_stratify() -> None:
+def test_the_column_of_the_labels_is_refused() -> None:
     animals = of_table(label=["cat", "dog", "owl", "elk"] * 25)
     with pytest.raises(ValueError, match=r'whole classes would move to one part\. Write `by="y"`'):
         kdp.split(animals, by="label", train=0.8, val=0.2)

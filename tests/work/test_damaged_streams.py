@@ -160,10 +160,10 @@ def test_workers_that_see_different_damage_are_found_out(folder: Path) -> None:
 def test_only_what_all_workers_have_passed_must_agree() -> None:
     one, other = (Skip(0, batch, 9, "a.tar", "cut", is_shard=True) for batch in (4, 4))
     check = SameDamage(3)
-    check.note(1, one)
+    check.note(1, 4, one)
     check.check(0, 3)
     check.check(1, 4)  # the others have not come so far
-    check.note(2, other)
+    check.note(2, 4, other)
     check.check(2, 5)
     with pytest.raises(kdp.DataError, match=r"'a\.tar' could be read by only one of workers 0 and"):
         check.check(0, 6)
