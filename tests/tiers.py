@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # Left out of `make quick`: worker processes and threads, other interpreters, many random examples.
 SLOW = [
+    "test_one_result.py",
     "test_resume.py",
     "core/test_bulk.py::test_the_order_is_elastic_and_resumable",
     "core/test_fingerprint.py::test_what_is_nested_deeply_has_a_fingerprint",
