@@ -5,7 +5,7 @@ second from a store each of whose requests waits 50 ms, and how many of its byte
 run, interleaved: the same chain over the same tars on the local disk. Four ways: whole shards into a new local cache
 (`shuffle="shards"`), the next epoch of that, members by ranges (`shuffle=True`), and `stream_shards`. Time is taken
 from the tenth batch on: before that, the store's answers cannot have come. The store is the local disk behind
-`kdpipes.testing.faulty_storage`, which waits, and counts bytes; it does not limit them.
+`tests.faulty_storage`, which waits, and counts bytes; it does not limit them.
 
 Second table: a real S3 store on this machine behind a proxy that adds 50 ms to each request, one process, nothing
 decoded: what comes, and the CPU time of that process. Store and proxy run on the same cores. What each image costs
@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import kdpipes as kdp
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 
 # isort: split
 import fsspec
@@ -45,6 +44,7 @@ from skimage import data
 from webdataset import TarWriter
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.proxy import slow_proxy
 from tests.s3_server import s3_server
 

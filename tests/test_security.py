@@ -24,8 +24,8 @@ from kdpipes.storage.catalog import make_index
 from kdpipes.storage.files import version_of
 from kdpipes.storage.shard_index import Places, ShardIndex
 from kdpipes.storage.tar import index_shard
-from kdpipes.testing import faulty_storage
 from kdpipes.write import copy_to_local
+from tests.faulty_storage import faulty_storage
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "security.md"

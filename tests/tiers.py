@@ -110,7 +110,7 @@ SLOW = [
     "test_streams.py",
     "test_structure.py::test_the_source_stays_below_its_ceilings",
     "testing/test_checks.py",
-    "testing/test_faulty_storage.py",
+    "test_faulty_storage.py",
     "test_webdataset.py",
     "work/test_color_transforms.py",
     "work/test_damaged_streams.py",

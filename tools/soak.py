@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import kdpipes as kdp  # noqa: E402
-from kdpipes.testing import Fault, faulty_storage  # noqa: E402
+from tests.faulty_storage import Fault, faulty_storage  # noqa: E402
 from tests.resuming import digest, of_rank, travelled  # noqa: E402
 from tests.test_contract import EXAMPLES, EXAMPLES_BY_FLAVOUR, ITEMS  # noqa: E402
 

@@ -17,7 +17,7 @@ from kdpipes.core.errors import DataError
 Content = bytes | memoryview  # a view of the memory of the library that has read it, where that saves a copy
 MAX_BYTES = 1 << 31  # of a file that is read whole
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
-_PART = 206
+_PART, _MISSING = 206, 404
 
 
 class NoRangesError(DataError):
@@ -103,7 +103,9 @@ async def _read_http(filesystem: Any, url: str, wanted: Wanted) -> Answer:
     headers = {**options.pop("headers", {}), **wanted.range_header, "Accept-Encoding": "identity"}
     session = await filesystem.set_session()
     async with session.get(filesystem.encode_url(url), headers=headers, **options) as response:
-        filesystem._raise_not_found_for_status(response, url)
+        if response.status == _MISSING:
+            raise FileNotFoundError(url)
+        response.raise_for_status()
         known: Mapping[str, str] = response.headers
         is_part = response.status == _PART
         wanted.check_head(is_part, known.get("Content-Range"), response.content_length)

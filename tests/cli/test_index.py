@@ -18,7 +18,7 @@ INTERRUPTED = """
 import threading
 import time
 from kdpipes.cli import main
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 
 
 first = threading.Lock()

@@ -28,7 +28,7 @@ def chain():
 INTERRUPTED = """
 import threading, time
 from kdpipes.cli import main
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 
 first = threading.Lock()  # of several threads
 

@@ -24,8 +24,8 @@ from kdpipes.core.chain import Chain
 from kdpipes.demo import write_photo_shards
 from kdpipes.look.doctor.data import turned_photos, wide_pixels
 from kdpipes.look.doctor.rules import Facts
-from kdpipes.testing import faulty_storage
 from kdpipes.work.decode import ImageDecoder
+from tests.faulty_storage import faulty_storage
 
 STOCK = "ignore:(Lambda|Local) function is not supported:UserWarning"
 

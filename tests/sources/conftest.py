@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from kdpipes.testing import faulty_storage
+from tests.faulty_storage import faulty_storage
 from tests.sources.shards_elsewhere import TARS, write
 
 

@@ -12,7 +12,7 @@ import pytest
 from webdataset import TarWriter
 
 import kdpipes as kdp
-from kdpipes.testing import FaultyFileSystem
+from tests.faulty_storage import FaultyFileSystem
 
 NAME = "birds-{0..2}.tar"
 PER_SHARD = 12

@@ -19,7 +19,7 @@ from PIL import Image
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES
 from kdpipes.sources import _file_reader
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 
 
 @pytest.fixture

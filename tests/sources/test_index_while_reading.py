@@ -14,7 +14,7 @@ import pytest
 import kdpipes as kdp
 from kdpipes.storage.catalog import make_index
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 from tests.processes import in_child
 from tests.proxy import Proxy, slow_proxy
 from tests.sources.test_index_shards import tar

@@ -14,7 +14,7 @@ import pytest
 from webdataset import TarWriter
 
 import kdpipes as kdp
-from kdpipes.testing import faulty_storage
+from tests.faulty_storage import faulty_storage
 from tests.sources.shards_elsewhere import (
     CHAINS,
     LARGE,

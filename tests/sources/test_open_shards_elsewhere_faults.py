@@ -13,7 +13,7 @@ from kdpipes.core.errors import DataError
 from kdpipes.storage import remote
 from kdpipes.storage.catalog import index_url, make_index
 from kdpipes.storage.remote import Span
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.sources.shards_elsewhere import LARGE, SERVICES, TARS, Service, body_bytes, dealt, epochs, in_order, opened
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -14,7 +14,7 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.storage.files import matching_urls
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.sources.shards_elsewhere import (
     LARGE,
     NAME,

@@ -15,7 +15,7 @@ import kdpipes as kdp
 from kdpipes.core.order import Order
 from kdpipes.storage.files import HeldFile
 from kdpipes.storage.shard_cache import Shard, ShardCache
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 from tests.sources.shards_elsewhere import (
     CHAINS,
     CLASSES,

@@ -19,7 +19,7 @@ from webdataset import TarWriter
 import kdpipes as kdp
 from kdpipes.storage import remote
 from kdpipes.storage.catalog import make_index, survey_shards
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 
 JPGS = [random.Random(n).randbytes(20_000) for n in range(4)]
 ROWS: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kdpipes.storage import remote, shard_folder
-from kdpipes.testing import FaultyFileSystem, faulty_storage
+from tests.faulty_storage import FaultyFileSystem, faulty_storage
 from tests.storage.kept_shards import CONTENTS, RANGE
 
 

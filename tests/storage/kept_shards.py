@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kdpipes.storage.files import version_of
 from kdpipes.storage.shard_cache import Shard, ShardCache
-from kdpipes.testing import FaultyFileSystem
+from tests.faulty_storage import FaultyFileSystem
 from tests.threads import threads_left
 
 SIZE, RANGE, NUMBER = 20_000, 1_000, 6

@@ -19,7 +19,7 @@ from kdpipes.storage import files
 from kdpipes.storage.catalog import index_url, make_index, open_catalog
 from kdpipes.storage.files import Version, matching_urls, version_of
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 
 
 @pytest.fixture(autouse=True)

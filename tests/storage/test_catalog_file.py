@@ -22,7 +22,7 @@ from kdpipes.storage.catalog import open_catalog
 from kdpipes.storage.catalog_file import DATA_SET_INDEX
 from kdpipes.storage.files import locked
 from kdpipes.storage.shard_index import Catalog
-from kdpipes.testing import faulty_storage
+from tests.faulty_storage import faulty_storage
 from tests.processes import exit_status, fork, in_child
 from tests.proxy import Proxy, slow_proxy
 

@@ -15,7 +15,7 @@ from kdpipes.demo import write_photo_shards
 from kdpipes.storage.catalog import find_index, index_url, make_index, survey_shards
 from kdpipes.storage.files import cache_folder, version_of
 from kdpipes.storage.urls import expand_urls
-from kdpipes.testing import faulty_storage
+from tests.faulty_storage import faulty_storage
 
 
 @pytest.fixture

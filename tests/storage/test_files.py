@@ -17,7 +17,7 @@ import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage.files import list_files, read_url
 from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 
 CONTENTS = {"heron/2.JPG": b"two", "heron/1.jpg": b"one", "stork/old/3.png": b"three", "notes.txt": b"text"}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 from tests.http_server import tar
 
 

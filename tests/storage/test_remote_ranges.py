@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from kdpipes.core.errors import DataError
 from kdpipes.storage import remote
 from kdpipes.storage.remote import RangeReader, Span, read_range
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import in_child
 
 CONTENT = random.Random(0).randbytes(20_000)

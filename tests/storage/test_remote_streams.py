@@ -21,7 +21,7 @@ from kdpipes.core.errors import DataError
 from kdpipes.storage import remote
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream, StreamsAhead
 from kdpipes.storage.retries import NUM_TRIES
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 from tests.threads import threads_left
 
 CONTENT = random.Random(0).randbytes(200_000)

@@ -18,7 +18,7 @@ from kdpipes.storage.access import Access, check_timeout, current_access, using
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.remote import BrokenStreamError, RangeReader, RemoteStream, Span, read_range
 from kdpipes.storage.retries import SilenceError, in_time
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 from tests.threads import threads_left
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 8192\r\nAccept-Ranges: bytes\r\nConnection: close\r\n\r\n"

@@ -15,7 +15,7 @@ from kdpipes.demo import write_photo_shards
 from kdpipes.storage.files import list_files, read_url
 from kdpipes.storage.remote import RemoteStream
 from kdpipes.storage.retries import NUM_TRIES
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 
 WORKERS: list[dict[str, Any]] = [
     {"num_workers": 0},

@@ -17,7 +17,7 @@ import pytest
 from kdpipes.storage import shard_folder
 from kdpipes.storage.files import HeldFile
 from kdpipes.storage.shard_folder import ShardFolder
-from kdpipes.testing import FaultyFileSystem
+from tests.faulty_storage import FaultyFileSystem
 from tests.processes import fork, in_child
 from tests.storage.kept_shards import CONTENTS, RANGE, SIZE, has_read, kept, made, moved, settle, shard, shards, size_of
 from tests.threads import threads_left

@@ -18,7 +18,7 @@ from kdpipes.storage import shard_folder
 from kdpipes.storage.files import HeldFile, Version
 from kdpipes.storage.shard_cache import Shard, ShardCache
 from kdpipes.storage.shard_folder import ShardFolder, StoredFile
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import fork, in_child
 from tests.storage.kept_shards import (
     CONTENTS,

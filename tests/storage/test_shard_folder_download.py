@@ -19,7 +19,7 @@ from kdpipes.storage.files import HeldFile, read_url, version_of, write_url
 from kdpipes.storage.shard_cache import Shard
 from kdpipes.storage.shard_folder import ReplacedError
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import in_child
 from tests.storage.kept_shards import CONTENTS, NUMBER, RANGE, SIZE, has_read, kept, made, moved, shard, shards
 

@@ -21,8 +21,8 @@ from kdpipes.core.fingerprint import fingerprint
 from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.remote import Span, read_range
-from kdpipes.testing import Fault, faulty_storage
 from kdpipes.write import FileLocalizer, copy_to_local
+from tests.faulty_storage import Fault, faulty_storage
 
 Open = Callable[[str, dict[str, Any]], Any]
 

@@ -14,7 +14,7 @@ from webdataset import TarWriter
 import kdpipes as kdp
 from kdpipes.delivery.skipping import Skip
 from kdpipes.loader.merge import SameDamage
-from kdpipes.testing import Fault, faulty_storage
+from tests.faulty_storage import Fault, faulty_storage
 
 PER_SHARD = 6
 SERVICES: dict[str, Callable[[], dict[str, Any]]] = {

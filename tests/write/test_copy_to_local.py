@@ -13,8 +13,8 @@ import pytest
 import kdpipes as kdp
 from kdpipes.core import progress
 from kdpipes.storage.jobs import in_parallel
-from kdpipes.testing import Fault, faulty_storage
 from kdpipes.write.copy import copy_to_local
+from tests.faulty_storage import Fault, faulty_storage
 from tests.processes import exit_status, fork
 from tests.write.copies import CONTENTS, MARKERS, TRAIN, interrupted, is_complete, read, write
 

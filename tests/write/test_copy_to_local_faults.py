@@ -13,9 +13,9 @@ import fsspec
 import pytest
 
 import kdpipes as kdp
-from kdpipes.testing import Fault, faulty_storage
 from kdpipes.write import copy
 from kdpipes.write.copy import copy_to_local
+from tests.faulty_storage import Fault, faulty_storage
 from tests.write.copies import CONTENTS, TRAIN, is_complete, read, write, zipped
 
 pytestmark = pytest.mark.usefixtures("no_waits")

@@ -13,9 +13,9 @@ from torch.utils.data.datapipes.iter import FileLister, IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
 from kdpipes.write import copy_to_local
 from kdpipes.write.localize import FileLocalizer
+from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import exit_status, fork, in_child
 from tests.torchdata_parts import FSSpecFileLister
 

@@ -15,9 +15,9 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.testing import Fault, faulty_storage
 from kdpipes.write import shards
 from kdpipes.write.shards import ShardsResult
+from tests.faulty_storage import Fault, faulty_storage
 from tests.write.shards import LIMITS, QUIET, tars_in, write
 
 pytestmark = QUIET

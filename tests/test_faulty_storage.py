@@ -15,7 +15,7 @@ import fsspec
 import pytest
 
 import kdpipes as kdp
-from kdpipes.testing import Fault, FaultyFileSystem, faulty_storage
+from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 
 CONTENT = bytes(range(200))
 BODIES: list[Any] = [
