@@ -111,20 +111,19 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         with using(Access(storage_options=storage_options)):
             files = files_of(table, sep=sep)
             rows = read_files(files, texts=texts, header=header, sep=sep) if files else as_arrow(table)
-        known = rows.column_names
-        template = [] if path in known else template
-        kept = list(known if columns is None else columns)
-        used = [*(("path", name) for _, name in template or [("", path)]), ("label", label), ("key", key)]
-        for param, name in (*used, *(("columns", name) for name in kept)):
-            if name is not None and name not in known:
-                raise ValueError(must_be(param, f"a column of {', '.join(known)}", name) + closest(str(name), known))
+        template = [] if path in rows.column_names else template
+        kept = list(rows.column_names if columns is None else columns)
+        paths_of = [name for _, name in template] or [path]
+        _check_columns(rows, path=paths_of, label=[label], key=[key], columns=kept)
+        _check_fields(kept, has_file=path is not None, label=label)
         self._columns = {name: _Column(_one(rows.column(name))) for name in kept}
-        paths = _filled(template, rows) if template else None if path is None else _texts_of("path", path, rows)
+        self._num_rows = int(rows.num_rows)
+        paths = None if path is None else _paths_in(rows, path, template)
         keys = paths if key is None else _texts_of("key", key, rows)
         self._keys = None if keys is None else _Texts(keys)
         if key is not None and self._keys is not None:
             self._keys.reject_doubles(key)
-        self._num_rows = int(rows.num_rows)
+        self._has_file = paths is not None
         if paths is None:
             super().__init__(range(self._num_rows), None, _no_file)
         else:
@@ -134,17 +133,11 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             check_filesystems("path", list(located[:1]))
             access = Access(storage_options=storage_options, hedge_s=hedge_s, origin=origin)
             super().__init__(located, None, FileLoader("{id}", access))
-        self._has_file = path is not None
-        taken = {"x": "the file of `path`"} if self._has_file else {}
-        taken |= {"y": "the label"} if label not in (None, "y") else {}
-        for name in taken.keys() & self._columns.keys():
-            hint = "Leave it out of `columns`, or rename it."
-            raise ValueError(f"The table has a column {name!r}, but field {name!r} is {taken[name]}. {hint}")
         self._class_names = check_names("class_names", class_names)
         self._numbers: NDArray[Any] | None = None
         if label is not None:
             names = self._class_names or class_names_of(rows, label)
-            self._numbers, self._class_names = number_labels(_one(rows.column(label)), names, param="label")
+            self._numbers, self._class_names = number_labels(_labels_in(rows, label), names, param="label")
 
     def fingerprint(self) -> Any:
         keys = None if self._keys is None else _digest(self._keys.values)
@@ -406,6 +399,37 @@ def _template_of(path: str | None) -> list[tuple[str, str | None]]:
     return [(text, name) for text, name, _, _ in parts] if is_plain and has_names else []
 
 
+def _check_columns(rows: Any, **columns: Sequence[str | None]) -> None:
+    """Raise ValueError if the table has no column of a name. The parameters are those that name them."""
+    known = rows.column_names
+    for param, names in columns.items():
+        for name in names:
+            if name is not None and name not in known:
+                raise ValueError(must_be(param, f"a column of {', '.join(known)}", name) + closest(str(name), known))
+
+
+def _check_fields(columns: Sequence[str], *, has_file: bool, label: str | None) -> None:
+    """Raise ValueError if a column has the name of a field that comes from other columns."""
+    taken = {"x": "the file of `path`"} if has_file else {}
+    if label not in (None, "y"):
+        taken["y"] = "the label"
+    for name, what in taken.items():
+        if name in columns:
+            hint = "Leave it out of `columns`, or rename it."
+            raise ValueError(f"The table has a column {name!r}, but field {name!r} is {what}. {hint}")
+
+
+def _labels_in(rows: Any, label: str) -> Any:
+    """Return the column of labels; vectors keep the types of their numbers."""
+    values = _one(rows.column(label))
+    is_plain = not pa.types.is_nested(values.type) and not isinstance(values.type, pa.BaseExtensionType)
+    return values if is_plain or pa.types.is_dictionary(values.type) else _Column(values).as_numpy()
+
+
+def _paths_in(rows: Any, path: str, template: Sequence[tuple[str, str | None]]) -> Any:
+    return _filled(template, rows) if template else _texts_of("path", path, rows)
+
+
 def _filled(template: Sequence[tuple[str, str | None]], rows: Any) -> Any:
     """Return a template with the entries of each row as a column; missing where an entry is missing or empty."""
     parts: list[Any] = []
@@ -444,13 +468,6 @@ def _one(column: Any) -> Any:
     """Return a column as one array, which is faster to index than chunks."""
     found = column.combine_chunks()
     return found.chunk(0) if hasattr(found, "chunk") else found
-
-
-def _as_numpy(values: Any) -> NDArray[Any]:
-    found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    if pa.types.is_string(values.type) and not values.null_count:
-        return np.asarray(found, dtype=np.str_)
-    return found if found.ndim == 1 and found.dtype != object else as_column(values.to_pylist())
 
 
 def _digest(values: Any) -> bytes:

@@ -283,6 +283,23 @@ def test_types_survive_batches() -> None:
     assert batch[3].shape == (3, 2, 2)
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.eye(9, 3, dtype=np.float32),
+        pa.array([[1, 0]] * 9, pa.list_(pa.uint8(), 2)),
+        pa.array([[1, 0], [2], []] * 3, pa.list_(pa.int16())),
+    ],
+)
+def test_labels_that_are_vectors_keep_their_types(labels: Any) -> None:
+    pipe = kdp.from_table({"tags": labels}, label="tags")
+    assert pipe.class_names() is None
+    batches = [next(iter(pipe.select("y tags").deal(batch_size=size))) for size in (1, 9)]
+    for y, tags in [pipe.select("y tags")[0], *(item for batch in batches for item in batch)]:
+        assert (y.tolist(), y.dtype) == (tags.tolist(), tags.dtype)
+    assert [label.tolist() for label in pipe.column("y")] == [sample["tags"].tolist() for sample in pipe]
+
+
 @pytest.mark.parametrize("kind", ["data set", "parquet"])
 def test_class_labels_of_hugging_face_have_names(kind: str, tmp_path: Path) -> None:
     names = ["heron", "stork"]
