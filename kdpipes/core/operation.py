@@ -92,11 +92,31 @@ class ErrorHandler(Operation):
         """Allow writing to the quarantine again, after `begin_looking`."""
 
     def listed(self) -> dict[str, str]:
-        """Return the errors of the samples in quarantine, by key."""
+        """Return the errors of the samples in quarantine, by `entry_name`."""
         return {}
 
-    def write_down(self, key: str, error: str, *, once: bool = False) -> None:
+    def write_down(self, key: str, error: str, *, position: Sequence[int] = (), once: bool = False) -> None:
         """Put a sample, or a shard by its name, into quarantine.
 
-        With `once`, write nothing if the key is already listed, as for an error that several processes find.
+        Args:
+            key: The key of the sample, or the name of the shard.
+            error: Why it cannot be read.
+            position: The route and the position of a sample of an indexed source, because other samples may have its
+                key. Without it, all samples of the key are left out.
+            once: Whether to write nothing if the entry is already listed, as for an error that several processes find.
         """
+
+
+def entry_name(key: str, position: Sequence[int]) -> str:
+    """Return the name of an entry of the quarantine: that of one sample, or of all samples of a key."""
+    return "\0".join([key, *map(str, position)])
+
+
+def entry_names(sample: Sample) -> tuple[str, str]:
+    """Return the names of the entries of the quarantine that stand for a sample."""
+    return sample.key, entry_name(sample.key, position_of(sample))
+
+
+def position_of(sample: Sample) -> tuple[int, ...]:
+    """Return the route of a sample and its position in its source."""
+    return *sample.route, sample.index

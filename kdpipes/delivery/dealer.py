@@ -20,6 +20,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, Streaming
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
@@ -348,7 +349,9 @@ class Dealer(Resumable):
         if handler is not None:
             if self._told_of_skips is None:
                 self._limits = SkipLimits(handler, sharding.num_ranks * sharding.num_workers, start.batch)
-            self._skipper = Skipper(handler, self._banned, self._told_of_skips, self._seen, self._limits)
+            is_indexed = isinstance(self.source, MapPipe)
+            told = self._told_of_skips
+            self._skipper = Skipper(handler, self._banned, told, self._seen, self._limits, is_indexed=is_indexed)
         return epoch, start.batch
 
     def _end(self, epoch: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import without_notes
 from kdpipes.core.messages import logger
-from kdpipes.core.operation import ErrorHandler
+from kdpipes.core.operation import ErrorHandler, entry_names, position_of
 from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Sample
 
@@ -117,6 +117,7 @@ class Skipper:
         tell: Called with each sample that is left out; None logs it.
         seen: Called with each sample before its fields are loaded.
         limits: Counts skipped samples; None if a loader does.
+        is_indexed: Whether samples keep their positions in all epochs.
     """
 
     def __init__(
@@ -126,7 +127,10 @@ class Skipper:
         tell: Callable[[Skip], None] | None,
         seen: Callable[[Sample], None] | None = None,
         limits: SkipLimits | None = None,
+        *,
+        is_indexed: bool = False,
     ) -> None:
+        self._is_indexed = is_indexed
         self._seen = seen
         self._limits = limits
         self._handler = handler
@@ -145,8 +149,9 @@ class Skipper:
         sample: Any = None
         try:
             sample = fetch()
-            if isinstance(sample, Sample) and sample.key in self._listed:
-                error = _QUARANTINED + self._listed[sample.key]
+            names = entry_names(sample) if self._listed and isinstance(sample, Sample) else ()
+            if (name := next((name for name in names if name in self._listed), None)) is not None:
+                error = _QUARANTINED + self._listed[name]
                 return self._leave_out(self._skip(sample_key, batch, sample.key, error))
             item = finish(sample)
             if isinstance(item, Sample):
@@ -159,7 +164,8 @@ class Skipper:
             key = sample.key if isinstance(sample, Sample) else f"ordinal {sample_key.position}"
             self.last_error = raised
             skip = self._skip(sample_key, batch, key, f"{type(raised).__name__}: {without_notes(raised)}")
-            self._handler.write_down(key, skip.error)
+            is_indexed = self._is_indexed and isinstance(sample, Sample)
+            self._handler.write_down(key, skip.error, position=position_of(sample) if is_indexed else ())
             return self._leave_out(skip)
         return item
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.errors import ChainError, DataError, FieldError, check_choice, check_count, check_number, must_be
-from kdpipes.core.operation import ErrorHandler
+from kdpipes.core.operation import ErrorHandler, entry_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import work_pipe
 
@@ -145,7 +145,7 @@ class OnError(ErrorHandler):
         for number, line in enumerate([*lines, rest], 1):
             try:
                 entry = json.loads(line or "{}")
-                listed.update({entry["key"]: entry["error"]} if entry else {})
+                listed.update({entry_name(entry["key"], entry.get("position", ())): entry["error"]} if entry else {})
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 if line is not rest:  # a process that was killed may have left half a line at the end
                     raise DataError(
@@ -153,17 +153,18 @@ class OnError(ErrorHandler):
                     ) from error
         return listed
 
-    def write_down(self, key: str, error: str, *, once: bool = False) -> None:
+    def write_down(self, key: str, error: str, *, position: Sequence[int] = (), once: bool = False) -> None:
         if self._path is not None and not self._num_looking:
             if not key:  # it would stand for all other samples without a key, too
                 raise ChainError(
                     "`on_error` identifies samples in quarantine by their keys, but a sample that failed has none: "
                     f"{error}. Pass a unique key, `kdp.Sample(fields, key=...)`, in the source."
                 )
-            line = json.dumps({"key": key, "error": error}) + "\n"
+            entry = {"key": key, "position": list(position), "error": error}
+            line = json.dumps({name: value for name, value in entry.items() if value != []}) + "\n"
             lock = FileLock(self._path.with_name(f".{self._path.name}.lock"))
             with lock, self._path.open("a+b") as file:
-                if once and key in self.listed():
+                if once and entry_name(key, position) in self.listed():
                     return
                 is_torn = False
                 if file.seek(0, os.SEEK_END):

@@ -15,6 +15,7 @@ from kdpipes.core.errors import ChainError, DataError, closest, must_be
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, seed_streams
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapper
@@ -114,10 +115,10 @@ def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
 
 def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
     if isinstance(chain, MapPipe):
-        sources = [node.pipe for node in Chain.of(chain).sources if isinstance(node.pipe, MapPipe)]
-        if len(sources) > 1 and sum(bool((source.column("key") == key).any()) for source in sources) > 1:
+        if sum(int(np.count_nonzero(source.column("key") == key)) for source in _sources_of(chain)) > 1:
             raise ChainError(
-                f"Several sources of the chain have a sample with key {key!r}. Pass the raw sample instead of the key."
+                f"Several samples of the chain's sources have the key {key!r}. Pass the raw sample instead of the key, "
+                "or give the samples unique keys."
             )
         with using_key(sample_key):
             made = find_sample(key, chain)
@@ -133,6 +134,15 @@ def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
             if sample.key == key:
                 return stream.finish(sample)
     raise DataError(f"The stream has no sample with key {key!r}.")
+
+
+def _sources_of(chain: MapPipe) -> list[MapPipe]:
+    """Return the indexed sources whose samples a chain passes on."""
+    chained = Chain.of(chain)
+    joined = [other for plan in chained.of_type(PlanPipe) for other in plan.other_sources()]
+    ends = {id(chained.path_of(route)[-1].pipe): chained.path_of(route) for route in chained.routes()}
+    paths = [path for path in ends.values() if not any(node.pipe is other for node in path for other in joined)]
+    return [path[-1].pipe for path in paths if isinstance(path[-1].pipe, MapPipe)]
 
 
 def find_sample(key: str, pipe: MapPipe) -> Sample | None:

@@ -34,6 +34,7 @@ from kdpipes.core.errors import (
 )
 from kdpipes.core.fingerprint import Fingerprinted, digest, digest_values
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.operation import entry_names
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.progress import shown_if_slow
@@ -296,7 +297,7 @@ class _RecordItems:
         return Sample({}, key=str(position), index=position, draw=SampleKey(position=position))
 
     def _record(self, sample: Sample, position: int, listed: Mapping[str, str]) -> WrittenSample | None:
-        if sample.key in listed:
+        if listed and any(name in listed for name in entry_names(sample)):
             return None
         if self._encode is None:
             return WrittenSample(sample.key, dict(sample))

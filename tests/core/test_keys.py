@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.core.keys import repetitions, unique_key, without_repetition
@@ -83,3 +85,59 @@ def test_a_row_without_a_path_is_the_only_one_that_fails(tmp_path: Path) -> None
     assert [pipe[0].key, pipe[2].key] == ["a", "a #2"]
     with pytest.raises(kdp.DataError, match="Row 1 of the table has no key or path"):
         pipe[1].key  # noqa: B018
+
+
+class Named(kdp.SampleSource):
+    """A source whose keys are not unique."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def key_of(self, index: int) -> str:
+        return "ab"[index % 2]
+
+    def getitem_y(self, index: int) -> int:
+        return index
+
+
+def two_tables() -> Any:
+    return kdp.concat(kdp.from_table({"y": [0]}), kdp.from_table({"y": [1, 2]}))
+
+
+DOUBLES = {
+    "a source": Named,
+    "tables with numbered rows": two_tables,
+    "items": lambda: SequenceWrapper([0, 1, 2]).to_samples(fields="y", key=lambda item: "a"),
+}
+
+
+@pytest.mark.parametrize("source", DOUBLES)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_quarantine_tells_equal_keys_apart(source: str, num_workers: int, tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+
+    def chain(bad: int) -> Any:
+        pipe = DOUBLES[source]().add_field("v", lambda sample: 1 // (sample["y"] - bad) and sample["y"])
+        return pipe.on_error("quarantine", path=path, max_share=1.0).select("y v").deal(batch_size=1)
+
+    with kdp.Loader(chain(0), num_workers=num_workers) as loader:
+        assert [[batch[0][0] for batch in loader] for _ in range(2)] == [[1, 2], [1, 2]]
+    assert [batch[0][0] for batch in kdp.Loader(chain(7))] == [1, 2], "the entry stays"
+    path.write_text(json.dumps({"key": two_tables()[1].key, "error": "by hand"}) + "\n")
+    assert [batch[0][0] for batch in kdp.Loader(chain(7))] == {"tables with numbered rows": [2]}.get(source, [0, 1, 2])
+
+
+@pytest.mark.parametrize("source", DOUBLES)
+def test_caches_tell_equal_keys_apart(source: str) -> None:
+    cached = DOUBLES[source]().transform("y", lambda y: y + 10).add_field("z", lambda s: s["y"]).cache_in_memory()
+    for _ in range(2):
+        assert [(sample["y"], sample["z"]) for sample in cached] == [(10, 10), (11, 11), (12, 12)]
+
+
+@pytest.mark.parametrize("source", DOUBLES)
+def test_replay_rejects_a_key_of_several_samples(source: str) -> None:
+    pipe = DOUBLES[source]().record_ctx()
+    with pytest.raises(kdp.ChainError, match=r"Several samples .* have the key"):
+        kdp.replay(pipe[0].key, {}, pipe.select("y", return_ctx=True))
+    repeated = kdp.from_ids(["a", "b"], [0, 1], load=str).repeat_until(repetitions=2).select("y")
+    assert kdp.replay("b", {}, repeated) == (1,)
