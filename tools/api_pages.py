@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pydoc
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -98,6 +99,7 @@ def understood(docstring: str) -> str:
 def pipe_text(name: str, flavors: dict[str, Callable[..., Any]], classes: list[str]) -> str:
     """Return the entry of one pipe, on indexed sources and on streams."""
     words = {"map": "indexed sources", "iter": "streams"}
+    is_of_batches = set(flavors) == {"iter"} and page_of(flavors["iter"]) == "delivery"
     by_docstring: dict[str, dict[str, list[str]]] = {}
     for flavor in ("map", "iter"):
         if flavor in flavors:
@@ -107,7 +109,8 @@ def pipe_text(name: str, flavors: dict[str, Callable[..., Any]], classes: list[s
     parts = [f"## `.{name}()` {{: #{name} }}"]
     for told in by_docstring.values():
         for signature, where in told.items():
-            parts += [f"*On {' and '.join(words[each] for each in where)}.*", f"```text\n{signature}\n```"]
+            on = "batches, after `.deal()`" if is_of_batches else " and ".join(words[each] for each in where)
+            parts += [f"*On {on}.*", f"```text\n{signature}\n```"]
         parts.append(docstring_of(flavors[next(iter(told.values()))[0]]))
     if classes:
         parts.append("Classes: " + ", ".join(f"`kdp.{each}`" for each in classes) + ".")
@@ -140,12 +143,21 @@ def page_text(page: str) -> str:
 
 def index_text(pages: dict[str, str]) -> str:
     """Return the list of all names, with links."""
-    lines = ["# API", "", "Each name with its docstring, which `help(kdp.NAME)` and `help(pipe.NAME)` print too.", ""]
+    lines = ["# API", "", "`help(kdp.NAME)` and `help(pipe.NAME)` print the same texts.", ""]
     for page, text in pages.items():
-        anchors = re.findall(r"^## `([^`]+)` \{: #(\w+) \}", text, re.MULTILINE)
-        links = ", ".join(f"[`{shown}`]({page}.md#{anchor})" for shown, anchor in anchors)
-        lines += [f"- [{PAGES[page]}]({page}.md): {links}"]
-    return "\n".join([*lines, "- [Commands](commands.md)", ""])
+        lines += [f"## [{PAGES[page]}]({page}.md)", "", "| name | what it is |", "|---|---|"]
+        entries = re.findall(r"^## `([^`]+)` \{: #(\w+) \}(.*?)^::: ([\w.]+)", text, re.MULTILINE | re.DOTALL)
+        lines += [f"| [`{name}`]({page}.md#{anchor}) | {summary_of(path)} |" for name, anchor, _, path in entries]
+        lines.append("")
+    return "\n".join([*lines, "## [Commands](commands.md)", ""])
+
+
+def summary_of(path: str) -> str:
+    """Return the first sentence of the docstring of an object, without its functional name."""
+    docstring = inspect.getdoc(pydoc.locate(path)) or ""
+    paragraph = " ".join(docstring.partition("\n\n")[0].split())
+    sentence = re.split(r"(?<=\.)\s", re.sub(r" \(functional name: ``\w+``\)", "", paragraph))[0]
+    return sentence.replace("|", "\\|")
 
 
 def command_texts(command: click.Command, path: str) -> Iterator[str]:

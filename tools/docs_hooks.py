@@ -47,7 +47,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Let links that leave docs/ lead to the copies in the site."""
+    """Let links that leave docs/ lead to the copies in the site, and mark what examples print."""
+    markdown = re.sub(r"(?m)^```text$", "``` { .text .output }", markdown)
     source = DOCS / page.file.src_uri
     for link, target in files_outside(source, markdown):
         copied = os.path.relpath(DOCS / copied_to(target), source.parent)
