@@ -13,7 +13,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
-import kdpipes as kdp
 from kdpipes.core.chain import Chain
 from kdpipes.core.registry import registered
 from kdpipes.core.sample import Sample
@@ -84,7 +83,7 @@ def _ours() -> list[tuple[str, str]]:
     return sorted(
         (name, flavour)
         for (name, flavour), function in registered().items()
-        if function.__module__.startswith("kdpipes.") and (name, flavour) not in REJECTED and name not in ELSEWHERE
+        if function.__module__.startswith("kdpipes.") and name not in ELSEWHERE
     )
 
 
@@ -179,7 +178,7 @@ def test_a_docstring_names_the_pipe(name: str, flavour: str) -> None:
 @pytest.mark.parametrize(("name", "flavour"), sorted(REJECTED))
 def test_what_a_flavour_cannot_do_says_what_to_do_instead(name: str, flavour: str) -> None:
     rejection = r"needs an? (stream|indexed source), but `to_samples` is (indexed|a stream)\. .*`"
-    with pytest.raises(kdp.ChainError, match=rejection):
+    with pytest.raises(AttributeError, match=rejection):
         getattr(_source(flavour), name)([0])
 
 

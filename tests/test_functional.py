@@ -13,10 +13,10 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
-from kdpipes.core.errors import ChainError
+from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import _checked_ours as checked_here
 from kdpipes.core.registry import _ours as registered_here
-from kdpipes.core.registry import functional_pipe, register, registered, reject_flavour
+from kdpipes.core.registry import functional_pipe, register, registered
 
 
 @pytest.fixture(autouse=True)
@@ -91,13 +91,21 @@ def test_a_flavour_is_map_or_iter() -> None:
 
 
 def test_a_pipe_for_indexed_sources_alone_says_so_on_streams() -> None:
-    reject_flavour("sentence_seek", flavour="iter", hint="Read tars with `kdp.open_shards`.")
-    with pytest.raises(ChainError) as caught:
-        IterableWrapper([1]).sentence_seek(3, by="key")
-    assert str(caught.value) == (
-        "`.sentence_seek()` needs an indexed source, but `IterableWrapper` is a stream. "
-        "Read tars with `kdp.open_shards`."
-    )
+    @functional_pipe("sentence_seek", flavour="map", otherwise="Read tars with `kdp.open_shards`.")
+    class SentenceSeekerMapDataPipe(PlanPipe):
+        pass
+
+    stream = IterableWrapper([1]).to_samples(fields="x")
+    for pipe, rest in (
+        (stream, "needs an indexed source, but `to_samples` is a stream. Read tars with `kdp.open_shards`."),
+        (
+            stream.deal(batch_size=1),
+            "takes samples, but `deal` gives batches. Put `.sentence_seek()` before `.deal()`.",
+        ),
+    ):
+        with pytest.raises(AttributeError) as caught:
+            pipe.sentence_seek(3, by="key")
+        assert str(caught.value) == f"`.sentence_seek()` {rest}"
 
 
 def test_the_registry_that_is_given_out_is_a_copy() -> None:

@@ -25,9 +25,7 @@ def pipes(flavour: str) -> dict[str, Any]:
     return {
         name: pipe
         for (name, at), pipe in registered().items()
-        if at == flavour
-        and pipe.__module__.split(".")[0] == "kdpipes"
-        and not (pipe.__doc__ or "").startswith("Not where the source is ")
+        if at == flavour and pipe.__module__.split(".")[0] == "kdpipes"
     }
 
 

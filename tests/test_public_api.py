@@ -20,7 +20,6 @@ from tests.torchdata_parts import needs_torchdata
 OURS = {
     place: definition for place, definition in registered().items() if definition.__module__.split(".")[0] == "kdpipes"
 }
-PIPES = {place: pipe for place, pipe in OURS.items() if not (pipe.__doc__ or "").startswith("Not where the source is ")}
 
 ORIGINALS = """
 import json, warnings
@@ -103,14 +102,14 @@ def test_every_public_name_has_a_docstring_of_its_own() -> None:
 
 
 def test_every_pipe_names_itself_in_its_first_paragraph() -> None:
-    assert len(PIPES) >= 24
-    for (name, _), pipe in PIPES.items():
+    assert len(OURS) >= 24
+    for (name, _), pipe in OURS.items():
         paragraph = " ".join(inspect.getdoc(pipe).split("\n\n")[0].split())
         assert paragraph.endswith(f"(functional name: ``{name}``)."), (name, paragraph)
 
 
 def test_the_first_parameter_of_every_pipe_is_the_source() -> None:
-    for (name, flavour), pipe in PIPES.items():
+    for (name, flavour), pipe in OURS.items():
         first = next(iter(inspect.signature(pipe).parameters.values()))
         assert first.name == "source_datapipe", name
         assert first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -135,7 +134,7 @@ print(json.dumps([before, *HuggingFaceHubReader("csv")]))
 
 
 def test_pipe_classes_carry_their_flavour_and_are_not_public() -> None:
-    classes = {pipe for pipe in PIPES.values() if isinstance(pipe, type)}
+    classes = {pipe for pipe in OURS.values() if isinstance(pipe, type)}
     assert len(classes) >= 12
     for pipe in classes:
         assert pipe.__name__ not in kdp.__all__, "users call the method"

@@ -43,11 +43,10 @@ def page_of(value: Any) -> str:
 
 
 def pipes() -> dict[str, dict[str, Callable[..., Any]]]:
-    """Return kdpipes' pipes by functional name and flavor, without those that only raise an error with a hint."""
+    """Return kdpipes' pipes by functional name and flavor."""
     found: dict[str, dict[str, Callable[..., Any]]] = {}
     for (name, flavor), pipe in sorted(registered().items()):
-        is_ours = pipe.__module__.split(".")[0] == "kdpipes"
-        if is_ours and not (pipe.__doc__ or "").startswith("Not where the source is "):
+        if pipe.__module__.split(".")[0] == "kdpipes":
             found.setdefault(name, {})[flavor] = pipe
     return found
 

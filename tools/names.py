@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -110,13 +111,20 @@ def method(name: str, function: Callable[..., Any], annotations: Annotations, *,
     return f"    def {name}({', '.join(texts)}) -> {returns}: ..."
 
 
-def stock_pipes(base: Any, ours: Iterable[str]) -> list[str]:
+def stock_pipes(base: Any) -> list[str]:
     """Return the names of torch's and torchdata's pipes that torch's own stubs do not declare."""
     load_torchdata()
     tree = ast.parse(Path(inspect.getfile(base)).with_suffix(".pyi").read_text(encoding="utf-8"))
     of_torch = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == base.__name__).body
     declared = {node.name for node in of_torch if isinstance(node, ast.FunctionDef)}
-    return sorted(name for name in {*base.functions} - declared - {*ours} if not name.startswith("_"))
+    stock = {name for name, function in base.functions.items() if _is_stock(function) and not name.startswith("_")}
+    return sorted(stock - declared)
+
+
+def _is_stock(function: Any) -> bool:
+    """Return whether a registered function makes a pipe of torch or torchdata."""
+    is_of_class = isinstance(function, functools.partial) and function.args and isinstance(function.args[0], type)
+    return bool(is_of_class) and function.args[0].__module__.startswith("torch")
 
 
 def own_methods(kind: Any, bases: tuple[type, ...]) -> list[str]:
@@ -134,8 +142,7 @@ def chain_class(flavour: str, pipes: dict[str, Any], annotations: Annotations) -
     """Return the stubs of the class of a flavour, and of the classes of pipes with methods of their own."""
     chain, base, owners, text = _CHAINS[flavour]
     lines = [f"class {chain}({base.__name__}[Any]):", f'    """{text}"""', ""]
-    ours = {name for name, of in registered() if of == flavour}
-    lines += [f"    {name}: _StockPipe" for name in stock_pipes(base, ours)]
+    lines += [f"    {name}: _StockPipe" for name in stock_pipes(base)]
     lines += [_ANY_ATTRIBUTE, "    def __len__(self) -> int: ..."]
     lines += ["    def __iter__(self) -> Iterator[Any]: ..."] if flavour == "iter" else []
     of_chain = {name: owner for owner in owners for name in own_methods(owner, ())}
@@ -173,14 +180,9 @@ def fluent_stub() -> str:
     classes = []
     ours = {key: pipe for key, pipe in registered().items() if pipe.__module__.startswith("kdpipes.")}
     for flavour in _CHAINS:
-        pipes = {pipe.name: ours.get((pipe.name, flavour)) for pipe in PIPES}
-        classes.append(chain_class(flavour, {name: pipe for name, pipe in pipes.items() if is_pipe(pipe)}, annotations))
+        pipes = {pipe.name: ours[pipe.name, flavour] for pipe in PIPES if (pipe.name, flavour) in ours}
+        classes.append(chain_class(flavour, pipes, annotations))
     return _HEAD + "\n".join([*sorted(annotations.imports), _CHAIN, *classes])
-
-
-def is_pipe(pipe: Any) -> bool:
-    """Return whether a flavour has a pipe: an entry, and not one that only raises an error with a hint."""
-    return pipe is not None and not (pipe.__doc__ or "").startswith("Not where the source is ")
 
 
 def package_stub() -> str:

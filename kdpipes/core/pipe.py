@@ -14,7 +14,7 @@ from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.graph import edges_from
 from kdpipes.core.operation import Operation
-from kdpipes.core.registry import argument_check, own_method, pipe_name
+from kdpipes.core.registry import argument_check, other_flavour_hint, own_method, pipe_name
 from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import is_kdpipes, with_first_values
@@ -24,7 +24,6 @@ _FUNCTIONS = (  # of kdpipes, that take a chain
     *("Loader", "class_counts", "doctor", "draw", "plot_classes", "profile", "replay", "show_batch", "split"),
     *("write_records", "write_shards"),
 )
-_REJECTED = "Not where the source is "  # the docstrings of names that a flavour lacks begin with it
 
 
 class UnknownPipeError(AttributeError):
@@ -39,6 +38,8 @@ class UnknownPipeError(AttributeError):
         known = next((pipe_name(one) for one in upstream if isinstance(one, Pipe) and name in dir(type(one))), None)
         if known is not None:
             hint = f" `{known}` upstream has it: keep that pipe in a variable, and use the variable."
+        elif (otherwise := other_flavour_hint(name)) is not None:
+            return _of_the_other_flavour(pipe, name, otherwise)
         elif name in MapDataPipe.functions:  # which this flavour lacks
             hint = f" `.{name}()` is a pipe of indexed sources; this is a stream."
         elif name == "filter":
@@ -49,6 +50,16 @@ class UnknownPipeError(AttributeError):
             is_function = name in _FUNCTIONS
             hint = f" It is a function: `kdp.{name}(chain, ...)`." if is_function else closest(name, names)
         return f"`{owner}` has no pipe or attribute {name!r}.{hint}"
+
+
+def _of_the_other_flavour(pipe: Any, name: str, otherwise: str) -> str:
+    """Return the message about a pipe that the flavour of `pipe` does not have."""
+    owner = f"`{pipe_name(pipe)}`"
+    if isinstance(pipe, MapDataPipe):
+        return f"`.{name}()` needs a stream, but {owner} is indexed. {otherwise}"
+    if isinstance(pipe, Pipe) and pipe.traits.gives == "batches":
+        return f"`.{name}()` takes samples, but {owner} gives batches. Put `.{name}()` before `.deal()`."
+    return f"`.{name}()` needs an indexed source, but {owner} is a stream. {otherwise}"
 
 
 def _without_first(signature: inspect.Signature) -> inspect.Signature:
@@ -161,14 +172,13 @@ class Pipe(Fingerprinted):
 
     def __dir__(self) -> list[str]:
         """Return the pipes that can follow, and the attributes meant for users: no hooks of kdpipes and torch."""
-        rejected = {name for name, pipe in self.functions.items() if (pipe.__doc__ or "").startswith(_REJECTED)}
         internal: set[str] = set()
         shown: set[str] = set()
         for owner in type(self).__mro__:
             if is_kdpipes(owner) or not issubclass(owner, Pipe):
                 internal.update(name for name in vars(owner) if not name.startswith("_"))
                 shown.update(vars(owner).get("for_users", ()))
-        return sorted(({*object.__dir__(self), *self.functions} - internal | shown | {*self.functions}) - rejected)
+        return sorted({*object.__dir__(self), *self.functions} - internal | shown | {*self.functions})
 
     if not TYPE_CHECKING:  # checkers take the names of pipes from `_fluent.pyi`
 

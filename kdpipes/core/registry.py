@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.errors import ChainError, check_choice, closest, must_be
+from kdpipes.core.errors import check_choice, closest, must_be
 from kdpipes.core.user_code import is_kdpipes
 
 Flavour = Literal["map", "iter"]
@@ -30,6 +30,7 @@ _POSITIONAL = {  # hints for arguments that were passed without a name
     "collate_samples": " Your own function goes into `.collate(function)`.",
 }
 _ours: dict[tuple[str, str], Callable[..., Any]] = {}
+_hints: dict[str, str] = {}  # of pipes of one flavour
 _checked_ours: dict[tuple[str, str], Callable[..., Any]] = {}  # the same functions with checks of their arguments
 _methods: dict[str, set[str]] = {"map": set(), "iter": set()}  # of kdpipes' base classes
 
@@ -121,7 +122,9 @@ def note_methods(pipe_class: type, *, flavour: Flavour) -> None:
     _methods[flavour].update(name for name in dir(pipe_class) if not name.startswith("_"))
 
 
-def functional_pipe(name: str, *, flavour: Flavour, doc_of: type | None = None) -> Callable[[PipeClass], PipeClass]:
+def functional_pipe(
+    name: str, *, flavour: Flavour, doc_of: type | None = None, otherwise: str | None = None
+) -> Callable[[PipeClass], PipeClass]:
     """Register a pipe class as the method `.name(...)` of all indexed pipes ("map") or all streams ("iter").
 
     The first parameter of the class must be the source.
@@ -131,12 +134,15 @@ def functional_pipe(name: str, *, flavour: Flavour, doc_of: type | None = None) 
         flavour: The flavour of the source, "map" for indexed pipes or "iter" for streams. A pipe that turns an indexed
             chain into a stream is registered on "map".
         doc_of: The class of the other flavour, whose docstring this class shares.
+        otherwise: For a pipe of one flavour: what to do where the source has the other one.
     """
 
     def decorate(pipe_class: PipeClass) -> PipeClass:
         if doc_of is not None:
             pipe_class.__doc__ = doc_of.__doc__
         register(name, pipe_class, flavour=flavour)
+        if otherwise is not None:
+            _hints[name] = otherwise
         return pipe_class
 
     return decorate
@@ -147,22 +153,9 @@ def registered() -> dict[tuple[str, str], Callable[..., Any]]:
     return dict(_ours)
 
 
-def reject_flavour(name: str, *, flavour: Flavour, hint: str) -> None:
-    """Register `.name()` on a flavour that does not support it, so that a call raises ChainError with a hint."""
-    needs, is_what = {"map": ("a stream", "indexed"), "iter": ("an indexed source", "a stream")}[flavour]
-
-    def reject(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-        from kdpipes.core.pipe import Pipe  # imported here because that module imports this one
-
-        owner = f"`{pipe_name(source_datapipe)}`"
-        is_dealt = isinstance(source_datapipe, Pipe) and source_datapipe.traits.gives == "batches"
-        if flavour == "iter" and is_dealt:
-            raise ChainError(f"`.{name}()` takes samples, but {owner} gives batches. Put `.{name}()` before `.deal()`.")
-        raise ChainError(f"`.{name}()` needs {needs}, but {owner} is {is_what}. {hint}")
-
-    reject.__name__ = reject.__qualname__ = name
-    reject.__doc__ = f"Not where the source is {is_what}. {hint}"
-    register(name, reject, flavour=flavour)
+def other_flavour_hint(name: str) -> str | None:
+    """Return what to do where the source does not have the flavour of a pipe; None for pipes of both flavours."""
+    return _hints.get(name)
 
 
 def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

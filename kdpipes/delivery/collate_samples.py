@@ -18,7 +18,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, closest, must_be
 from kdpipes.core.pipe import form_of
 from kdpipes.core.processes import in_one_torch_thread
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.batch_memory import Allocate, allocate
@@ -28,10 +28,7 @@ from kdpipes.delivery.dealer import Dealer
 _ROW_FIELDS = ("segment_ids", "positions")
 
 
-reject_flavour("collate_samples", flavour="map", hint="Put `.deal(batch_size=...)` before it.")
-
-
-@functional_pipe("collate_samples", flavour="iter")
+@functional_pipe("collate_samples", flavour="iter", otherwise="Put `.deal(batch_size=...)` before it.")
 class SampleCollatorIterDataPipe(OneToOne):
     """Collates lists of items into batches of tensors (functional name: ``collate_samples``).
 

@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.errors import DataError
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
-reject_flavour("cutmix", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
-
-@functional_pipe("cutmix", flavour="iter")
+@functional_pipe("cutmix", flavour="iter", otherwise="Put `.deal(batch_size=...).collate_samples()` before it.")
 class CutMixerIterDataPipe(SampleMixing):
     """Pastes a box of another image into each image, and mixes labels by area (functional name: ``cutmix``).
 

@@ -9,13 +9,11 @@ import torch
 from torch.utils.data import IterDataPipe
 
 from kdpipes.core.errors import DataError
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
-reject_flavour("mixup", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
-
-@functional_pipe("mixup", flavour="iter")
+@functional_pipe("mixup", flavour="iter", otherwise="Put `.deal(batch_size=...).collate_samples()` before it.")
 class MixerUpIterDataPipe(SampleMixing):
     """Replaces each sample and its label by the weighted mean of two samples (functional name: ``mixup``).
 

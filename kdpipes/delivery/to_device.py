@@ -10,14 +10,12 @@ import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from kdpipes.core.errors import ChainError, must_be
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.dealer import Resumable
 
-reject_flavour("to_device", flavour="map", hint="Put `.deal(batch_size=...).collate_samples()` before it.")
 
-
-@functional_pipe("to_device", flavour="iter")
+@functional_pipe("to_device", flavour="iter", otherwise="Put `.deal(batch_size=...).collate_samples()` before it.")
 class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
     """Moves the tensors of each batch to a device (functional name: ``to_device``).
 

@@ -11,11 +11,15 @@ from kdpipes.core.arithmetic import UNLABELLED, class_counts, take_per_class
 from kdpipes.core.errors import DataError, check_count, check_flag, check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 from kdpipes.plan._classes import labels_of, shown
 
 
-@functional_pipe("few_shot", flavour="map")
+@functional_pipe(
+    "few_shot",
+    flavour="map",
+    otherwise="The classes of a stream cannot be counted in advance. `kdp.open_shards` is indexed.",
+)
 class FewShotTakerMapDataPipe(PlanPipe):
     """Takes exactly `shots` random samples of each class (functional name: ``few_shot``).
 
@@ -64,10 +68,3 @@ class FewShotTakerMapDataPipe(PlanPipe):
         is_rest = labels != UNLABELLED
         is_rest[chosen] = False
         return np.flatnonzero(is_rest).astype(chosen.dtype)
-
-
-reject_flavour(
-    "few_shot",
-    flavour="iter",
-    hint="The classes of a stream cannot be counted in advance. `kdp.open_shards` is indexed.",
-)

@@ -20,7 +20,7 @@ from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
 from kdpipes.core.randomness import planning
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.shared import Shared
 from kdpipes.storage.urls import TAR_SUFFIX
@@ -39,7 +39,7 @@ def bare_key(key: str) -> str:
     return _EXTENSION.sub("", _SHARD.sub("", without_repetition(key)))
 
 
-@functional_pipe("join", flavour="map")
+@functional_pipe("join", flavour="map", otherwise="Streams have no positions: `kdp.open_shards` is indexed.")
 class JoinerMapDataPipe(PlanPipe):
     """Adds the fields of another source to the samples with the same keys (functional name: ``join``).
 
@@ -219,6 +219,3 @@ class JoinerMapDataPipe(PlanPipe):
     def _partners_of(self, index: NDArray[Any]) -> NDArray[Any]:
         partners = self.partners()[index]
         return partners[partners >= 0]  # type: ignore[no-any-return]
-
-
-reject_flavour("join", flavour="iter", hint="Streams have no positions: `kdp.open_shards` is indexed.")

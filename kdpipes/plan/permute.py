@@ -11,10 +11,10 @@ from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.errors import check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 
 
-@functional_pipe("permute", flavour="map")
+@functional_pipe("permute", flavour="map", otherwise="Use torch's `.shuffle(buffer_size=1000)` instead.")
 class PermuterMapDataPipe(PlanPipe):
     """Puts the samples into a random order that is the same in every epoch (functional name: ``permute``).
 
@@ -45,6 +45,3 @@ class PermuterMapDataPipe(PlanPipe):
         positions = np.arange(size)
         np.random.default_rng(self._order_seed).shuffle(positions)
         return positions.astype(smallest_int(size))
-
-
-reject_flavour("permute", flavour="iter", hint="Use torch's `.shuffle(buffer_size=1000)` instead.")

@@ -14,14 +14,18 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_count, check_flag, check_one_of, check_seed, is_number, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 from kdpipes.core.shared import Shared
 from kdpipes.plan._classes import labels_of, to_labels
 
 Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 
 
-@functional_pipe("sample_weighted", flavour="map")
+@functional_pipe(
+    "sample_weighted",
+    flavour="map",
+    otherwise="A stream cannot be drawn from in advance. `kdp.open_shards` is an indexed source.",
+)
 class WeightedSamplerMapDataPipe(PlanPipe):
     """Draws random samples by weight (functional name: ``sample_weighted``).
 
@@ -171,10 +175,3 @@ def _parsed(weights: Any) -> tuple[NDArray[Any], tuple[Any, ...] | None]:
     if not np.isfinite(values).all() or (values < 0).any():
         raise ValueError(must_be("weights", "finite and at least 0", weights))
     return values, tuple(weights) if isinstance(weights, Mapping) else None
-
-
-reject_flavour(
-    "sample_weighted",
-    flavour="iter",
-    hint="A stream cannot be drawn from in advance. `kdp.open_shards` is an indexed source.",
-)

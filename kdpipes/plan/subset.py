@@ -12,11 +12,15 @@ from kdpipes.core.arithmetic import Stretch, smallest_int
 from kdpipes.core.errors import must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 from kdpipes.core.shared import Shared
 
 
-@functional_pipe("subset", flavour="map")
+@functional_pipe(
+    "subset",
+    flavour="map",
+    otherwise="`kdp.open_shards` and `kdp.from_dataset` are indexed sources. `.header(n)` takes n items of a stream.",
+)
 class SubsetterMapDataPipe(PlanPipe):
     """Chooses the samples at some positions, in the given order (functional name: ``subset``).
 
@@ -66,10 +70,3 @@ class SubsetterMapDataPipe(PlanPipe):
             raise IndexError(f"`indices` must be from {-size} to {size - 1}, but {int(outside[0])} is among them.")
         positions: NDArray[Any] = np.where(wanted < 0, wanted + size, wanted).astype(smallest_int(size))
         return positions
-
-
-reject_flavour(
-    "subset",
-    flavour="iter",
-    hint="`kdp.open_shards` and `kdp.from_dataset` are indexed sources. `.header(n)` takes n items of a stream.",
-)

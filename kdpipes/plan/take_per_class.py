@@ -11,11 +11,15 @@ from kdpipes.core.arithmetic import take_per_class
 from kdpipes.core.errors import check_count, check_number, check_one_of, check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 from kdpipes.plan._classes import labels_of
 
 
-@functional_pipe("take_per_class", flavour="map")
+@functional_pipe(
+    "take_per_class",
+    flavour="map",
+    otherwise="The classes of a stream cannot be counted in advance. `kdp.open_shards` is indexed.",
+)
 class PerClassTakerMapDataPipe(PlanPipe):
     """Takes a number or a share of the samples of each class (functional name: ``take_per_class``).
 
@@ -59,10 +63,3 @@ class PerClassTakerMapDataPipe(PlanPipe):
 
     def _number_of(self, size: int) -> int:
         return math.ceil(size * self._share) if self._share is not None else min(self._num_samples or 0, size)
-
-
-reject_flavour(
-    "take_per_class",
-    flavour="iter",
-    hint="The classes of a stream cannot be counted in advance. `kdp.open_shards` is indexed.",
-)

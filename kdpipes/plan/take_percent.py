@@ -8,10 +8,12 @@ from kdpipes.core.arithmetic import Stretch
 from kdpipes.core.errors import check_number
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.registry import functional_pipe, reject_flavour
+from kdpipes.core.registry import functional_pipe
 
 
-@functional_pipe("take_percent", flavour="map")
+@functional_pipe(
+    "take_percent", flavour="map", otherwise="The length of a stream is unknown. `kdp.open_shards` is indexed."
+)
 class PercentTakerMapDataPipe(PlanPipe):
     """Takes a contiguous share of the samples (functional name: ``take_percent``).
 
@@ -60,6 +62,3 @@ class PercentTakerMapDataPipe(PlanPipe):
         size = len(self.source)
         begin, end = self._round_begin(self._begin * size), self._round_end(self._end * size)
         return Stretch(range(begin, end))
-
-
-reject_flavour("take_percent", flavour="iter", hint="The length of a stream is unknown. `kdp.open_shards` is indexed.")

@@ -204,7 +204,7 @@ def test_fields_of_only_some_samples_are_none_in_others() -> None:
 
 
 def test_collating_before_deal_says_so() -> None:
-    with pytest.raises(kdp.ChainError, match=r"but `select` is indexed\. Put `\.deal\(batch_size=\.\.\.\)`"):
+    with pytest.raises(AttributeError, match=r"but `select` is indexed\. Put `\.deal\(batch_size=\.\.\.\)`"):
         kdp.from_dataset([(1, 2)]).select("x y").collate_samples()
 
 
