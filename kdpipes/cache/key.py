@@ -86,14 +86,17 @@ class Identity:
             name: The name of the field.
             inputs: What the field is computed from.
         """
+        if not inputs.names and not inputs.values:
+            return hashlib.blake2b(name.encode(), key=base, digest_size=20).digest()
         parts = [name.encode()]
         if inputs.names:  # functions that get the whole sample may read its key
             parts.append("\0".join([sample.key, *inputs.names]).encode("utf-8", "surrogateescape"))
         unhashed: list[str] = []
         for value in inputs.values:
             parts.append(_hash_of(_value_of(value, sample), unhashed))
-        self._warn(unhashed)
-        sizes = [len(part).to_bytes(4, "little") for part in parts if len(parts) > 1]
+        if unhashed:
+            self._warn(unhashed)
+        sizes = [len(part).to_bytes(4, "little") for part in parts]
         return hashlib.blake2b(b"".join([*sizes, *parts]), key=base, digest_size=20).digest()
 
     def _is_users(self, route: tuple[int, ...]) -> bool:

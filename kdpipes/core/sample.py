@@ -34,6 +34,9 @@ class Inputs(NamedTuple):
     values: tuple[Lazy, ...]
 
 
+_NO_INPUTS = Inputs((), ())
+
+
 class Lazy:
     """The value of a field that is computed once, when it is first read.
 
@@ -97,8 +100,13 @@ class Lazy:
 
     def inputs(self, others: Collection[Lazy]) -> Inputs:
         """Return what this value is computed from, also through the values `others`, always in the same order."""
+        first = self
+        while first._scope is None and len(first._inputs) == 1:  # most fields: a row of work on one value
+            first = first._inputs[0]
+        if first._scope is None and not first._inputs and not others:
+            return Inputs((), (first,)) if first.is_loaded or first.is_cheap else _NO_INPUTS
         names, values = list[str](), list[Lazy]()
-        waiting, seen = [self, *others], set[int]()
+        waiting, seen = [first, *others], set[int]()
         while waiting:
             value = waiting.pop()
             if id(value) in seen:
