@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.errors import HIDDEN, masked
+from kdpipes.core.errors import HIDDEN, is_sequence, masked
+from kdpipes.core.user_code import is_users_module
 
 CALLED = "_kdpipes_called"  # an attribute of all pipes that is not part of their fingerprint
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, np.ufunc)
@@ -35,8 +36,8 @@ def note_call(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
     pipe.__dict__[CALLED] = tuple(_argument(name, value) for name, value in given if not _is_of_pipes(value))
 
 
-def _argument(name: str, value: Any) -> str:
-    text = HIDDEN if _is_secret(name, value) else shown_value(value)
+def _argument(name: str, value: Any, depth: int = 0) -> str:
+    text = HIDDEN if _is_secret(name, value) else shown_value(value, depth)
     return f"{name}={text}" if name else text
 
 
@@ -70,7 +71,7 @@ def shown_value(value: Any, depth: int = 0) -> str:
         return _shortened(str(value))
     if isinstance(value, np.ndarray | torch.Tensor):
         return f"<{str(value.dtype).removeprefix('torch.')} {list(value.shape)}>"
-    if isinstance(value, list | tuple | Set | Mapping):
+    if isinstance(value, list | tuple | Set | Mapping) or _is_of_library(value):
         return _collection(value, depth)
     if isinstance(value, type):
         return value.__name__
@@ -78,8 +79,13 @@ def shown_value(value: Any, depth: int = 0) -> str:
         return shown_value(value.func, depth)
     if isinstance(value, _FUNCTIONS):
         return value.__name__.replace("<lambda>", "lambda")
-    arguments = list(arguments_of(value)) if depth < 2 else []
+    arguments = list(arguments_of(value, depth + 1)) if depth < 2 else []  # objects may refer to their parents
     return _shortened(f"{type(value).__name__}({', '.join(arguments)})")
+
+
+def _is_of_library(value: Any) -> bool:
+    """Return whether a value is a library's sequence, such as OmegaConf's lists. A user's may be a large dataset."""
+    return is_sequence(value) and not is_users_module(type(value).__module__)
 
 
 def _shortened(text: str, longest: int = _LONGEST) -> str:
@@ -89,7 +95,7 @@ def _shortened(text: str, longest: int = _LONGEST) -> str:
 
 
 def _collection(value: Any, depth: int) -> str:
-    opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")") if isinstance(value, tuple) else ("{", "}")
+    opening, closing = "()" if isinstance(value, tuple) else "[]" if isinstance(value, Sequence) else "{}"
     if depth >= 3:
         return f"{opening}…{closing}"
     entries, length = list[str](), 0
@@ -111,7 +117,7 @@ def _collection(value: Any, depth: int) -> str:
     return f"{opening}{', '.join(entries)}{comma}{closing}"
 
 
-def arguments_of(value: Any) -> Iterator[str]:
+def arguments_of(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield the arguments that an object was apparently made with: attributes that are named like its parameters.
 
     Default values and pipes are left out.
@@ -121,7 +127,7 @@ def arguments_of(value: Any) -> Iterator[str]:
         name = next((name for name in (f"_{parameter.name}", parameter.name) if name in held), None)
         if name is None or _is_of_pipes(held[name]) or _is_default(held[name], parameter.default):
             continue
-        yield _argument(parameter.name, held[name])
+        yield _argument(parameter.name, held[name], depth)
 
 
 def _is_default(value: Any, default: Any) -> bool:

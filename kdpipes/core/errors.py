@@ -11,7 +11,7 @@ import operator
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -100,6 +100,11 @@ def check_flag(param: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(must_be(param, "True or False", value))
     return value
+
+
+def is_sequence(value: Any) -> bool:
+    """Return whether a value is a list, a tuple or another sequence, such as OmegaConf's lists, but no text."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def is_number(value: Any) -> bool:

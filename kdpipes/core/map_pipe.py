@@ -20,7 +20,7 @@ from kdpipes.core.bulk import Bulk
 from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
 from kdpipes.core.entries import entry_of, field_of, value_of
-from kdpipes.core.errors import ChainError, check_count, must_be
+from kdpipes.core.errors import ChainError, check_count, is_sequence, must_be
 from kdpipes.core.fingerprint import stock_fingerprint
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.order import Order
@@ -148,7 +148,7 @@ class MapPipe(Pipe, MapChain):
                 return self.pick(range(len(self))[index])
             if getattr(index, "dtype", None) in (bool, torch.bool):
                 return self.pick(_places_of(index, len(self)))
-            if isinstance(index, list | range) or bool(getattr(index, "ndim", 0)):
+            if is_sequence(index) or bool(getattr(index, "ndim", 0)):
                 return self.pick(index)
             if isinstance(index, bool) or not hasattr(index, "__index__"):
                 raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kdpipes.core.arithmetic import Joined, Stretch
-from kdpipes.core.errors import ChainError
+from kdpipes.core.errors import ChainError, is_sequence
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import called_as
@@ -37,7 +37,7 @@ class ConcatenatorMapDataPipe(PlanPipe):
 
     def __init__(self, *source_datapipes: MapPipe) -> None:
         first: Any = source_datapipes[0] if source_datapipes else []
-        if isinstance(first, list | tuple):
+        if is_sequence(first):
             raise ChainError("`concat` takes one or more sources as separate arguments: `kdp.concat(one, other)`.")
         super().__init__(*source_datapipes)
 

@@ -13,7 +13,7 @@ from torch.utils.data import IterDataPipe
 from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.callback import Callback
 from kdpipes.core.entries import entry_of, field_of, value_of
-from kdpipes.core.errors import must_be
+from kdpipes.core.errors import is_sequence, must_be
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
@@ -28,7 +28,7 @@ class _Rule:
 
     def __init__(self, columns: str | Sequence[str], keep: Keep) -> None:
         names = [columns] if isinstance(columns, str) else columns
-        is_list = isinstance(names, list | tuple) and len(names) > 0
+        is_list = is_sequence(names) and len(names) > 0
         if not is_list or not all(isinstance(name, str) and name for name in names):
             raise TypeError(must_be("columns", 'the name of a field, or a list of names like ["json.width"]', columns))
         self.columns = tuple(names)

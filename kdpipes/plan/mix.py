@@ -16,7 +16,16 @@ from torch.utils.data import IterDataPipe
 from kdpipes.core.arithmetic import interleave, interleave_exactly, share_exactly, smallest_int
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, check_choice, check_count, check_flag, check_seed, is_number, must_be
+from kdpipes.core.errors import (
+    ChainError,
+    check_choice,
+    check_count,
+    check_flag,
+    check_seed,
+    is_number,
+    is_sequence,
+    must_be,
+)
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams
 from kdpipes.core.map_pipe import BatchShares, MapPipe
 from kdpipes.core.order import Order
@@ -33,8 +42,8 @@ Batches = Literal["per_source", "stratified"]
 
 
 def _check_weights(weights: Any, number: int, *, may_be_0: bool = False, param: str = "weights") -> tuple[float, ...]:
-    is_sequence = isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str)
-    if not is_sequence or not all(map(is_number, weights)):
+    are_several = is_sequence(weights) or isinstance(weights, np.ndarray)
+    if not are_several or not all(map(is_number, weights)):
         raise TypeError(must_be(param, "numbers above 0, one for each source", weights))
     if not may_be_0 and not all(0 < weight < math.inf for weight in weights):
         hint = "To take no samples from a source, leave the source out."
@@ -54,7 +63,7 @@ def _check_alone(**arguments: Any) -> None:
 
 
 def _as_tuple(others: Any) -> tuple[Any, ...]:
-    sources = tuple(others) if isinstance(others, list | tuple) else (others,)
+    sources = tuple(others) if is_sequence(others) else (others,)
     if not sources:
         raise ChainError("`mix` takes at least one other source.")
     return sources

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.entries import entry_of, field_of
-from kdpipes.core.errors import DataError, FieldError
+from kdpipes.core.errors import DataError, FieldError, is_sequence
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.decoding import decode_member
@@ -131,7 +131,7 @@ def check_columns(columns: Any) -> tuple[str, ...]:
         TypeError: They are not names.
     """
     names = columns.split(",") if isinstance(columns, str) else columns
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name.strip(". ") for name in names):
+    if not is_sequence(names) or not all(isinstance(name, str) and name.strip(". ") for name in names):
         raise TypeError(
             f'`columns` must be the names of columns, like "json.label,json.width" or a list, but is {columns!r} '
             "instead."

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.entries import field_of, lazy_entry
-from kdpipes.core.errors import FieldError, check_flag, must_be, reject_field
+from kdpipes.core.errors import FieldError, check_flag, is_sequence, must_be, reject_field
 from kdpipes.core.operation import Operation
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.sample_pipe import work_pipe
@@ -233,7 +233,7 @@ class Selector(Operation):
     def __init__(self, mode: str, return_ctx: bool = False, *, as_dict: bool = False, bare: bool = False) -> None:
         given: Any = mode
         if not isinstance(given, str):
-            is_list = isinstance(given, list | tuple) and all(isinstance(name, str) for name in given)
+            is_list = is_sequence(given) and all(isinstance(name, str) for name in given)
             hint = f" Write `.select({' '.join(given)!r})`." if is_list else ""
             raise TypeError(f"`select` takes names in one string, like `.select('x y')`, but got {given!r}.{hint}")
         if not mode.split():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from kdpipes.core.errors import DataError, check_count, must_be
+from kdpipes.core.errors import DataError, check_count, is_sequence, must_be
 from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
@@ -201,7 +201,7 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
 
 def check_size(value: Any) -> tuple[int, int]:
     """Return `size` as (height, width), which are equal for a single integer. Raise unless it is valid."""
-    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    is_pair = is_sequence(value) and len(value) == 2
     try:
         height, width = [check_count("size", length) for length in (value if is_pair else (value, value))]
     except (TypeError, ValueError) as error:

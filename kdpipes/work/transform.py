@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kdpipes.core import activity
 from kdpipes.core.bulk import Bulk, BulkSource, made_of_each, read_with_keys
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
-from kdpipes.core.errors import DataError, add_note, must_be
+from kdpipes.core.errors import DataError, add_note, is_sequence, must_be
 from kdpipes.core.operation import Operation
 from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.core.randomness import SampleKey, borrowed_generator, generator
@@ -115,7 +115,7 @@ class Transformer(Operation):
         self._steps = _steps("transforms", transforms, self._fields)
         self._views = None
         if views is not None:
-            is_lists = isinstance(views, list | tuple) and all(isinstance(recipe, list | tuple) for recipe in views)
+            is_lists = is_sequence(views) and all(map(is_sequence, views))
             if not is_lists or not views:
                 raise TypeError(must_be("views", "lists of callables, one list for each view", views))
             self._views = [_steps(f"views[{number}]", recipe, self._fields) for number, recipe in enumerate(views)]
@@ -235,7 +235,7 @@ def _steps(param: str, transforms: Sequence[Any], fields: Fields | None) -> list
 
 
 def _step(param: str, transform: Any, fields: Fields | None) -> _Step:
-    if isinstance(transform, list | tuple):
+    if is_sequence(transform):
         hint = "Pass the callables as separate arguments. For several views of a field, pass `views=[[...], [...]]`."
         raise TypeError(must_be(param, "a callable", transform, hint))
     if isinstance(transform, type) and issubclass(transform, RecordedTransform):

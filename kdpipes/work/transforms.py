@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance
 
-from kdpipes.core.errors import check_choice, check_count, check_number, is_number, must_be
+from kdpipes.core.errors import check_choice, check_count, check_number, is_number, is_sequence, must_be
 from kdpipes.work.decode import DecodedImage
 from kdpipes.work.image_ops import (
     RESAMPLING,
@@ -164,7 +164,7 @@ class Resize(Fixed):
         interpolation: Interpolation = "bilinear",
     ) -> None:
         height, width = check_size(size)
-        self._size = (height, width) if isinstance(size, tuple | list) else height
+        self._size = (height, width) if is_sequence(size) else height
         if max_size is not None and isinstance(self._size, tuple):
             raise ValueError(must_be("max_size", "None if `size` is a height and a width", max_size))
         self._max_size = None if max_size is None else check_count("max_size", max_size, minimum=height + 1)
@@ -250,7 +250,7 @@ def _check_range(param: str, value: Any, *, below: float) -> tuple[float, float]
 
 
 def _pair(param: str, value: Any, rule: str) -> tuple[float, float]:
-    if not isinstance(value, tuple | list) or [is_number(end) for end in value] != [True, True]:
+    if not is_sequence(value) or [is_number(end) for end in value] != [True, True]:
         raise TypeError(must_be(param, rule, value))
     return value[0], value[1]
 
