@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import UNLABELLED
-from kdpipes.core.errors import DataError, closest
+from kdpipes.core.errors import DataError, closest, is_sequence
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.sample import Lazy, Loaded, Sample
 
@@ -234,7 +234,7 @@ def class_names_in(dataset: Any, fields: Sequence[str]) -> Names:
             names = names() if callable(names) else names
         except (NotImplementedError, TypeError):
             continue
-        if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+        if is_sequence(names) and names and all(isinstance(name, str) for name in names):
             return tuple(names)
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping):

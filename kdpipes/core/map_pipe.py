@@ -22,6 +22,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.entries import entry_of, field_of, value_of
 from kdpipes.core.errors import ChainError, check_count, is_sequence, must_be
 from kdpipes.core.fingerprint import stock_fingerprint
+from kdpipes.core.frozen import Reads
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, gives_samples
@@ -39,6 +40,7 @@ else:
 
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
+_READS = "_kdpipes_reads"
 _BULK = 512  # samples of a column that a remote source is asked for at a time
 
 
@@ -74,7 +76,7 @@ class MapPipe(Pipe, MapChain):
                 "instead. Random numbers are drawn in `transform`, `add_field` or methods of `kdp.SampleSource`."
             ) from None
 
-    computed: ClassVar[tuple[str, ...]] = (_KEPT_LABELS, _EPOCH)
+    computed: ClassVar[tuple[str, ...]] = (_KEPT_LABELS, _EPOCH, _READS)
 
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} must implement `__len__`.")
@@ -159,13 +161,19 @@ class MapPipe(Pipe, MapChain):
             raise IndexError(f"`index` must be from {-size} to {size - 1}, but is {position} instead.")
         position %= size
         try:
-            if current_epoch() is not None:
-                return self.finish(self.fetch(position))
-            with using_key(SampleKey(0, self.__dict__.get(_EPOCH, 0), position)):
-                return self.finish(self.fetch(position))
+            if current_epoch() is None:
+                self.note_read(position)
+            return self.read_item(position)
         except BaseException as error:
             shorten(error)
             raise error  # KDPIPES_TRACEBACK=full shows the frames in between
+
+    def read_item(self, position: int) -> Any:
+        """Return `pipe[position]`. Unlike indexing, this does not count as a read by a loader."""
+        if current_epoch() is not None:
+            return self.finish(self.fetch(position))
+        with using_key(SampleKey(0, self.__dict__.get(_EPOCH, 0), position)):
+            return self.finish(self.fetch(position))
 
     def set_epoch(self, epoch: int) -> None:
         """Make `pipe[i]` return sample i of an epoch.
@@ -178,14 +186,18 @@ class MapPipe(Pipe, MapChain):
             epoch: The epoch number, from 0.
         """
         self.__dict__[_EPOCH] = check_count("epoch", epoch, minimum=0)
+        self.__dict__.pop(_READS, None)
 
-    @property
-    def has_epoch(self) -> bool:
-        """Whether `set_epoch` has been called."""
-        return _EPOCH in self.__dict__
+    def note_read(self, position: int) -> None:
+        """Note that a sample is read outside of an epoch of `deal`, and warn if random transforms repeat."""
+        reads: Reads | None = self.__dict__.get(_READS)
+        if reads is None:
+            random_name = Chain.of(self).random_name() or self.redrawn_by()
+            reads = self.__dict__[_READS] = Reads(self, random_name, has_epoch=_EPOCH in self.__dict__)
+        reads.note(position)
 
     def __iter__(self) -> Iterator[Any]:
-        return with_short_tracebacks(self[index] for index in range(len(self)))
+        return with_short_tracebacks(map(self.read_item, range(len(self))))
 
     def pick(self, indices: Any) -> MapPipe:
         """Return a pipe of the samples at some positions, as slicing does."""
@@ -279,7 +291,13 @@ class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]
         return stock_fingerprint(self)
 
     def __getitem__(self, index: Any) -> Any:
-        sample_key = current_key() or SampleKey(0, self._epoch(), range(len(self))[index])
+        if current_key() is None:
+            self._source().note_read(range(len(self))[index])
+        return self.read_item(index)
+
+    def read_item(self, index: Any) -> Any:
+        """See `MapPipe.read_item`."""
+        sample_key = current_key() or SampleKey(0, vars(self._source()).get(_EPOCH, 0), range(len(self))[index])
         try:
             with using_key(sample_key):
                 item = self.datapipe[index]
@@ -288,15 +306,20 @@ class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]
             shorten(error)
             raise error  # KDPIPES_TRACEBACK=full shows the frames in between
 
-    def _epoch(self) -> int:
-        """Return the epoch that `set_epoch` has set upstream."""
+    def _source(self) -> Any:
+        """Return the pipe of samples upstream, whose `set_epoch` counts."""
         pipe = self.datapipe
         while isinstance(pipe, Mapper):
             pipe = pipe.datapipe
-        return int(vars(pipe).get(_EPOCH, 0))
+        return pipe
 
 
 note_name(MapperMapDataPipe, "map")
+
+
+def item_at(pipe: Any, position: int) -> Any:
+    """Return an item of an indexed pipe, which may be a stock pipe, for kdpipes itself: see `MapPipe.read_item`."""
+    return pipe.read_item(position) if isinstance(pipe, MapPipe | MapperMapDataPipe) else pipe[position]
 
 
 def _places_of(mask: Any, size: int) -> NDArray[Any]:

@@ -742,8 +742,14 @@ class Batches:
 
     def __next__(self) -> Any:
         check_process(self.owner)  # a forked child would wait for a turn that a thread of its parent had
-        with self._turn:
-            return self._next()
+        try:
+            with self._turn:
+                return self._next()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            shorten(error)
+            raise error  # KDPIPES_TRACEBACK=full shows the frames in between
 
     def _next(self) -> Any:
         if self._is_over or self._is_paused or self._left == 0:
@@ -753,9 +759,6 @@ class Batches:
         except StopIteration:
             self._is_over = True
             raise
-        except BaseException as error:
-            shorten(error)
-            raise error  # KDPIPES_TRACEBACK=full shows the frames in between
         if self._left is not None:
             self._left -= 1
         return batch

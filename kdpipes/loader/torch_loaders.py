@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, SequentialSampler, default_collate, get_worker_info
-from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper, _MapDataPipeSerializationWrapper
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import must_be
-from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.messages import warn
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.state import dealer_before, load_state, state_of
 
@@ -76,19 +74,7 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
         self.share_epochs(state[1], is_new=False)
 
 
-class IndexedDataset(_MapDataPipeSerializationWrapper):
-    """An indexed chain as torch's DataLoader holds it: Accelerate and transformers' Trainer call its `set_epoch`."""
-
-    _datapipe: Any
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make `epoch`, from 0, the epoch of the samples."""
-        for pipe in Chain.of(self._datapipe).of_type(MapPipe):
-            pipe.set_epoch(epoch)
-
-
 _wrap_stream: Any = _IterDataPipeSerializationWrapper.__init__
-_wrap_indexed: Any = _MapDataPipeSerializationWrapper.__init__
 
 
 def _init_stream(self: Any, datapipe: Any) -> None:
@@ -103,33 +89,9 @@ def _init_stream(self: Any, datapipe: Any) -> None:
         self.share_epochs(ahead, is_new=True)
 
 
-def _init_indexed(self: Any, datapipe: Any) -> None:
-    """Wrap an indexed chain for a DataLoader, whose constructor calls this."""
-    _wrap_indexed(self, datapipe)
-    if Chain.of(datapipe).of_type(MapPipe):
-        if not isinstance(datapipe, IndexedDataset):  # Accelerate wraps the wrapper again
-            _warn_of_equal_epochs(datapipe, _arguments())
-        self.__class__ = IndexedDataset
-
-
 def _arguments() -> Mapping[str, Any]:
     # DataLoader does not pass its arguments to the wrapper, which its constructor makes two frames above.
     return sys._getframe(2).f_locals
-
-
-def _warn_of_equal_epochs(chain: Any, arguments: Mapping[str, Any]) -> None:
-    """Warn of random operations and choices that would be the same in every epoch of a DataLoader."""
-    pipes = Chain.of(chain).of_type(MapPipe)
-    name = Chain.of(chain).random_name() or next(filter(None, (pipe.redrawn_by() for pipe in pipes)), None)
-    is_persistent = bool(arguments.get("persistent_workers"))
-    if name is not None and (is_persistent or not any(pipe.has_epoch for pipe in pipes)):
-        warn(
-            f"`{name}` will draw the same random numbers in every epoch, because torch's DataLoader does not pass the "
-            "epoch to an indexed chain. Use `kdp.Loader(chain.deal(batch_size=..., shuffle=True).collate_samples())`. "
-            "Or call `chain.set_epoch(epoch)` before each epoch, the first time before you make the DataLoader, and "
-            "use `persistent_workers=False`.",
-            stacklevel=4,
-        )
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -145,7 +107,6 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 _IterDataPipeSerializationWrapper.__init__ = _init_stream  # type: ignore[method-assign]
-_MapDataPipeSerializationWrapper.__init__ = _init_indexed  # type: ignore[method-assign]
 
 
 class EpochSampler(SequentialSampler):

@@ -18,6 +18,7 @@ from torch.utils.data import MapDataPipe
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, printable, safe_text
+from kdpipes.core.map_pipe import item_at
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.delivery.dealer import Dealer
@@ -141,7 +142,7 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
     try:
         with unrecorded(pipe):
             is_indexed = isinstance(pipe, MapDataPipe)
-            items = [pipe[index] for index in range(min(n, len(pipe)))] if is_indexed else _taken(pipe, n)
+            items = [item_at(pipe, index) for index in range(min(n, len(pipe)))] if is_indexed else _taken(pipe, n)
             return Peek(items, pipe, n)
     finally:
         random.setstate(generators[0])

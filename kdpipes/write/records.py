@@ -293,7 +293,7 @@ class _RecordItems:
 
     def _sample(self, position: int) -> Any:
         if self._chain is not None:
-            return self._chain[position]
+            return self._chain.read_item(position)
         return Sample({}, key=str(position), index=position, draw=SampleKey(position=position))
 
     def _record(self, sample: Sample, position: int, listed: Mapping[str, str]) -> WrittenSample | None:

@@ -34,7 +34,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, as_cause, check_count, must_be, reject_field
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.iter_pipe import seed_streams
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, item_at
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
 from kdpipes.core.progress import shown_if_slow
@@ -530,7 +530,7 @@ class _Recipe(NamedTuple):
             yield index, partial(self._sample, index)
 
     def _sample(self, index: int) -> Sample:
-        return _as_sample(self.pipe[index], index)
+        return _as_sample(item_at(self.pipe, index), index)
 
     def stream(self) -> Iterator[Coming]:
         """Yield the samples of epoch 0 of a stream, wherever it stands."""

@@ -256,33 +256,9 @@ def test_an_indexed_chain_has_epochs_in_torchs_loader(num_workers: int) -> None:
     pipe.set_epoch(1)
     loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
     assert [tuple(item) for item in loader] == expected[1]
-    loader.dataset.set_epoch(2)  # as Accelerate does
+    pipe.set_epoch(2)
     assert [tuple(item) for item in loader] == expected[2]
     assert list(indexed()) == expected[0]
-
-
-def test_equal_epochs_of_an_indexed_chain_are_a_warning() -> None:
-    words = r"`draw` will draw the same random numbers in every epoch.*\.deal\(.*chain\.set_epoch"
-    with pytest.warns(UserWarning, match=words):
-        loader = DataLoader(indexed())
-    with pytest.warns(UserWarning, match=words):
-        DataLoader(indexed().map(tuple))
-    DataLoader(loader.dataset)  # which Accelerate does: it has been said
-    pipe = indexed()
-    pipe.set_epoch(0)
-    DataLoader(pipe)
-    with pytest.warns(UserWarning, match=r"`persistent_workers=False`"):
-        DataLoader(pipe, num_workers=1, persistent_workers=True)
-    weighted = kdp.from_dataset([(1, 0), (2, 0)]).sample_weighted([1.0, 2.0]).select("x")
-    with pytest.warns(UserWarning, match=r"`sample_weighted` will draw the same random numbers in every epoch"):
-        DataLoader(weighted)
-
-
-def test_an_indexed_chain_without_randomness_is_no_warning() -> None:
-    plain = kdp.from_dataset([(1, 0), (2, 0)]).transform("x", abs).select("x")
-    assert [int(x) for (x,) in DataLoader(plain, batch_size=None)] == [1, 2]
-    frozen = kdp.from_dataset([(1, 0), (2, 0)]).transform("x", draw).cache_in_memory(freeze_randomness=True)
-    assert len(DataLoader(frozen.select("x"))) == 2
 
 
 def test_an_epoch_is_not_part_of_what_a_chain_is() -> None:
