@@ -32,7 +32,9 @@ from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper
 from kdpipes.delivery.state import load_state, state_of
+from kdpipes.delivery.stored import check_stamp, stamp
 
+_STAMP = "stamp"
 Batch = list[Any]
 Shuffle = bool | Literal["shards"]
 DealRanks = Literal["auto", 1]
@@ -381,7 +383,12 @@ class Dealer(Resumable):
             state: dict[str, Any] = IterDataPipe.getstate_hook(self.__dict__)
             return state
         self._prepare()
-        return self.__dict__
+        return {**self.__dict__, _STAMP: stamp()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({name: value for name, value in state.items() if name != _STAMP})
+        if _STAMP in state:
+            check_stamp(state[_STAMP])
 
     def _prepare(self) -> None:
         """Compute what all copies of the chain need, before it is copied."""

@@ -32,6 +32,7 @@ from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
 from kdpipes.delivery.skipping import SkipLimits
 from kdpipes.delivery.state import Checkpointer, Position, main_part
+from kdpipes.delivery.stored import note_position
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.loader.merge import Agreement, Counters, Merger
 from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, name_classes
@@ -165,7 +166,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
                 worker.close()
 
     def checkpoint(self) -> bytes:
-        """Called by DataLoader2's `state_dict`."""
+        """Called by DataLoader2's `state_dict`, before it pickles the chain."""
+        note_position()
         return json.dumps(self._checkpointer.state_at(self.position)).encode()
 
     def restore(self, datapipe: Any, serialized_state: bytes) -> Any:

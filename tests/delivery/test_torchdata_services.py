@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -244,3 +246,41 @@ def test_a_subclass_that_wraps_the_state_reads_from_any_batch() -> None:
     with RankLoader(dealt()) as loader:
         list(loader)
         assert read(loader.from_batch(4)) == epochs(2)[1][4:]
+
+
+NO_POSITION: list[Callable[[], Any]] = [
+    lambda: None,
+    InProcessReadingService,
+    lambda: MultiProcessingReadingService(1),
+]
+
+
+@pytest.mark.parametrize("make", NO_POSITION)
+def test_a_state_of_dataloader2_without_an_epoch_is_a_warning(make: Any) -> None:
+    loader = DataLoader2(dealt(), reading_service=make())
+    list(loader)
+    state = loader.state_dict()
+    loader.shutdown()
+    again = DataLoader2(dealt(), reading_service=make())
+    with pytest.warns(UserWarning, match=r"state of DataLoader2 holds neither the epoch.*ProcessReadingService"):
+        again.load_state_dict(state)
+    again.shutdown()
+
+
+@pytest.mark.parametrize("service", OWN[:2])
+def test_a_state_of_dataloader2_with_kdpipes_services_is_exact(service: str) -> None:
+    loader = DataLoader2(dealt(), reading_service=SERVICES[service]())
+    list(loader)
+    read(islice(iter(loader), 3))
+    state = loader.state_dict()
+    loader.shutdown()
+    again = DataLoader2(dealt(), reading_service=SERVICES[service]())
+    again.load_state_dict(state)
+    assert [read(again), read(again)] == [epochs(2)[1][3:], epochs(3)[2]]
+    again.shutdown()
+
+
+def test_copies_of_a_chain_are_no_warning() -> None:
+    DataLoader2(dealt(), reading_service=MultiProcessingReadingService(1)).shutdown()
+    for copied in (copy.deepcopy(dealt()), pickle.loads(pickle.dumps(dealt()))):
+        assert read(copied) == epochs(1)[0]
