@@ -10,9 +10,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import warnings
 from itertools import count
 from typing import NamedTuple
+
+from kdpipes.core.messages import warn
 
 _process = os.urandom(8)
 _numbers = count()
@@ -46,7 +47,7 @@ def check_stamp(found: Stamp) -> None:
     is_copy = found[:2] == (_process, _latest)
     uses_dataloader2 = "torchdata.dataloader2" in sys.modules and multiprocessing.parent_process() is None
     if uses_dataloader2 and not is_copy and not found.has_position:
-        warnings.warn(
+        warn(
             "This state of DataLoader2 holds neither the epoch nor the batch, so the chain begins at epoch 0. Use "
             "`kdp.Loader(chain)`, whose state is exact, or `reading_service=kdp.ProcessReadingService(...)`.",
             stacklevel=2,
