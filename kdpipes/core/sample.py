@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-import sys
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -377,8 +377,11 @@ class Sample(MutableMapping[str, Any]):
         return name in self._fields
 
     def __iter__(self) -> Iterator[str]:
-        caller = sys._getframe(1)
-        if caller.f_code.co_code[caller.f_lasti] in _UNPACKING:  # the names would be taken for the values
+        frame = inspect.currentframe()
+        caller = None if frame is None else frame.f_back
+        if (
+            caller is not None and caller.f_code.co_code[caller.f_lasti] in _UNPACKING
+        ):  # the names would be taken for the values
             names = " ".join(self._fields)
             raise TypeError(f"A sample is a mapping and cannot be unpacked. `.select({names!r})` returns tuples.")
         return iter(self._fields)
