@@ -150,7 +150,7 @@ class MapPipe(Pipe, MapChain):
                 return self.pick(range(len(self))[index])
             if getattr(index, "dtype", None) in (bool, torch.bool):
                 return self.pick(_places_of(index, len(self)))
-            if is_sequence(index) or bool(getattr(index, "ndim", 0)):
+            if (is_sequence(index) and not isinstance(index, tuple)) or bool(getattr(index, "ndim", 0)):
                 return self.pick(index)
             if isinstance(index, bool) or not hasattr(index, "__index__"):
                 raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
