@@ -25,6 +25,8 @@ SLOW = [
     "loader/test_receipts_of_streams.py",
     "sources/test_from_table.py::test_batches_with_workers_and_a_copy_of_the_source",
     "sources/test_index_shards.py",
+    "storage/test_images.py::test_workers_read_what_this_process_reads",
+    "storage/test_images.py::test_executors_read_what_this_process_reads",
     "sources/test_index_while_reading.py",
     "test_layers.py::test_no_module_goes_around_what_others_declare",
     "test_public_api.py::test_importing_it_leaves_out_what_few_chains_need",

@@ -22,7 +22,6 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 import torch
 
@@ -36,6 +35,7 @@ from kdpipes.loader.buffers import Array, SharedBuffers, pack, places_of
 from kdpipes.loader.channel import Channel, Kind, Message, SharedFile
 from kdpipes.loader.profile import producer_of
 from kdpipes.loader.worker import Assignment, Options
+from kdpipes.storage.images import dumps_with_pillow, loads_with_pillow
 
 _SMALL = 1 << 14  # bytes that are part of the message; larger batches go through shared memory
 _FEW_BYTES = 1 << 16
@@ -61,7 +61,7 @@ class Packed(NamedTuple):
 
 
 class Payload:
-    """A chain on its way to a worker: inherited where the process is forked, else a pickle by cloudpickle."""
+    """A chain on its way to a worker: inherited where the process is forked, else pickled with Pillow's settings."""
 
     def __init__(self, chain: Any) -> None:
         self._chain = chain
@@ -69,10 +69,10 @@ class Payload:
 
     def open(self) -> Any:
         """Return the chain; the worker calls this, and not `__setstate__`, so that it can report an error."""
-        return self._chain if self._chain is not None else cloudpickle.loads(self._payload)
+        return self._chain if self._chain is not None else loads_with_pillow(self._payload)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_chain": None, "_payload": pickling.dumps(self._chain)}
+        return {"_chain": None, "_payload": dumps_with_pillow(self._chain)}
 
 
 def work(payload: Payload, link: socket.socket, options: Options) -> None:

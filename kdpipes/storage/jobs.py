@@ -31,6 +31,7 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.shared import sharing
 from kdpipes.core.tracebacks import traceback_text
 from kdpipes.storage.access import current_access, using
+from kdpipes.storage.images import dumps_with_pillow, loads_with_pillow
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -152,7 +153,7 @@ def _in_workers(
             num_at_once, name, payload = min(num_workers, len(jobs)), _OWN, None
             executor = stack.enter_context(_own_pool(function, num_at_once)) if jobs else None
         else:
-            payload = pickling.dumps(function)
+            payload = dumps_with_pillow(function)
             if len(payload) > _LARGE:
                 warn(
                     f"While {what}, {len(payload) / 1e6:.0f} MB of the chain and its functions go with each job. Keep "
@@ -220,7 +221,7 @@ def _do(name: bytes, function: bytes | None, job: bytes) -> tuple[bool, bytes]:
             if name not in _functions and function is not None:
                 for old in list(_functions)[:-1]:
                     del _functions[old]
-                _functions[name] = cloudpickle.loads(function)
+                _functions[name] = loads_with_pillow(function)
             action = _functions[name]
         return False, pickling.dumps(action(cloudpickle.loads(job)))
     except Exception as error:
@@ -247,10 +248,10 @@ class _Inherited:
         self.function = function
 
     def __getstate__(self) -> Any:
-        return pickling.dumps(self.function)
+        return dumps_with_pillow(self.function)
 
     def __setstate__(self, state: bytes) -> None:
-        self.function = cloudpickle.loads(state)
+        self.function = loads_with_pillow(state)
 
 
 @contextmanager

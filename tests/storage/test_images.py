@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 import kdpipes as kdp
-from kdpipes.storage.images import image_suffixes, open_image
+from kdpipes.storage.images import dumps_with_pillow, image_suffixes, loads_with_pillow, open_image
 from kdpipes.work import EncodedImage
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 10\n%%EndComments\n{} loop\nshowpage\n%%EOF\n"
@@ -85,3 +87,63 @@ def test_formats_of_plugins_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_suffixes_are_those_of_formats_that_are_opened() -> None:
     assert {".jpg", ".jfif", ".jpe", ".png", ".apng", ".tif", ".jp2", ".webp", ".tga"} <= set(image_suffixes())
     assert not {".eps", ".ps", ".pdf", ".wmf", ".h5", ".mpg", ".psd"} & set(image_suffixes())
+
+
+class Raw(ImageFile.ImageFile):
+    """A plugin: two by two pixels behind a mark."""
+
+    format = "RAWX"
+
+    def _open(self) -> None:
+        self._mode, self._size = "RGB", (2, 2)
+        self.tile = [ImageFile._Tile("raw", (0, 0, 2, 2), 4, ("RGB", 0, 1))]
+
+
+def is_raw(prefix: bytes) -> bool:
+    return prefix[:4] == b"RAWX"
+
+
+@pytest.fixture
+def odd_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a truncated image and one for a plugin, which this process can read."""
+    for name in ("OPEN", "ID", "EXTENSION"):
+        monkeypatch.setattr(Image, name, getattr(Image, name).copy())
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    Image.register_open("RAWX", Raw, is_raw)
+    Image.register_extension("RAWX", ".rawx")
+    file = io.BytesIO()
+    Image.effect_noise((64, 64), 90).convert("RGB").save(file, "JPEG")
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(file.getvalue()[: len(file.getvalue()) // 2])
+    (tmp_path / "cat" / "2.rawx").write_bytes(b"RAWX" + bytes(range(12)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver", "fork"])
+def test_workers_read_what_this_process_reads(start_method: str, odd_images: Path) -> None:
+    chain = kdp.image_folder(odd_images).decode_images("x").select("x").deal(batch_size=1).collate_samples()
+    expected = [batch.sum().item() for (batch,) in kdp.Loader(chain)]
+    with kdp.Loader(chain, num_workers=1, start_method=start_method) as loader:
+        for _ in range(2):
+            assert [batch.sum().item() for (batch,) in loader] == expected
+
+
+def test_executors_read_what_this_process_reads(odd_images: Path) -> None:
+    source = kdp.image_folder(odd_images).decode_images("x").transform("x", kdp.Resize((2, 2)))
+    pattern = odd_images / "shards" / "a-%06d.tar"
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        result = kdp.write_shards(source, pattern, max_samples=1, encode={"x": "png"}, executor=executor)
+    assert result.num_samples == 2
+
+
+def test_a_process_is_set_up_as_the_one_that_pickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPEN", "ID", "EXTENSION", "MAX_IMAGE_PIXELS"):
+        value = getattr(Image, name)
+        monkeypatch.setattr(Image, name, value if name == "MAX_IMAGE_PIXELS" else value.copy())
+    Image.register_open("RAWX", Raw, is_raw)
+    Image.MAX_IMAGE_PIXELS = 7
+    content = dumps_with_pillow("heron")
+    Image.MAX_IMAGE_PIXELS = 8
+    del Image.OPEN["RAWX"]
+    assert loads_with_pillow(content) == "heron"
+    assert (Image.MAX_IMAGE_PIXELS, Image.OPEN["RAWX"]) == (7, (Raw, is_raw))
