@@ -22,6 +22,7 @@ from torch.utils.data.datapipes.iter import Collator, Mapper
 from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
+from kdpipes.core.handles import warn_of_handles
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.messages import warn
 from kdpipes.core.pipe import Pipe
@@ -384,6 +385,8 @@ class ProcessReadingService(ReadingService):
                 f"Process {multiprocessing.current_process().name!r} is a daemon process, and daemon processes "
                 "cannot start worker processes. Start it with `daemon=False`, or use `ThreadReadingService`."
             )
+        context: Any = multiprocessing.get_context(self.start_method)
+        warn_of_handles(self._chain, is_forked=context.get_start_method() == "fork")
         name_classes(self._chain)
         pool = ProcessPool(
             Payload(self._chain),

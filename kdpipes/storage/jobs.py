@@ -26,6 +26,7 @@ import torch
 
 from kdpipes.core import pickling
 from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
+from kdpipes.core.handles import warn_of_handles
 from kdpipes.core.messages import warn
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.shared import sharing
@@ -150,6 +151,7 @@ def _in_workers(
             # pickled raise later, if they have to be pickled.
             with sharing(), contextlib.suppress(Exception):
                 pickling.dumps(function)
+            warn_of_handles(function, is_forked=multiprocessing.get_start_method() == "fork")
             num_at_once, name, payload = min(num_workers, len(jobs)), _OWN, None
             executor = stack.enter_context(_own_pool(function, num_at_once)) if jobs else None
         else:
