@@ -15,7 +15,7 @@ import numpy as np
 
 from kdpipes.core.errors import DataError, must_be
 from kdpipes.storage.files import list_files, matching_urls, naming, read_url
-from kdpipes.storage.urls import expand_urls, is_local, join_url, path_of
+from kdpipes.storage.urls import expand_urls, is_local, join_url, path_of, split_chain
 
 try:
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -131,7 +131,7 @@ def _in_folder(url: str) -> list[str]:
 
 
 def _suffix(url: str) -> str:
-    name = path_of(url if is_local(url) else url.partition("::")[0]).lower()
+    name = path_of(split_chain(url)[0]).lower()
     packed = next((packed for packed in _PACKED if name.endswith(packed)), "")
     return Path(name.removesuffix(packed)).suffix
 

@@ -37,7 +37,7 @@ from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample, ends_early, index_shard, is_compressed, is_index_of, read_members
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.urls import is_local, split_chain
 
 IndexState = Literal["fresh", "stale", "damaged", "missing"]
 Result = TypeVar("Result")
@@ -326,7 +326,7 @@ def index_url(url: str) -> str:
     >>> index_url("s3://bucket/birds-000.tar")
     's3://bucket/birds-000.tar.index'
     """
-    path, separator, rest = url.partition("::")
+    path, separator, rest = split_chain(url)
     path, mark, query = path.partition("?") if path.startswith("http") else (path, "", "")
     return f"{path}.index{mark}{query}{separator}{rest}"
 

@@ -19,7 +19,7 @@ from fsspec.spec import AbstractFileSystem
 from kdpipes.core.errors import masked, must_be
 from kdpipes.storage.access import current_access
 from kdpipes.storage.object_store import with_obstore
-from kdpipes.storage.urls import identity_of, is_local
+from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 _MANY = 4_096  # URLs
 _EXTRAS = {
@@ -66,7 +66,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     """
     found: tuple[Any, str]
     options, token = current_access().storage_options, current_access().token
-    if "::" in url:
+    if split_chain(url)[1]:
         guards = {name: _guard(name) | options.get(name, {}) for name in _HTTP if f"{name}://" in url}
         found = fsspec.core.url_to_fs(url, **options | guards)
         return found
@@ -78,6 +78,8 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         known = table.get(of_all) or table.get(of_one)
         if known is not None and known.is_current(settings):
             return known.filesystem, known.filesystem._strip_protocol(url)
+    if "::" in url:  # in a name, which fsspec would take for a chain
+        return filesystem_of(".")[0], os.path.abspath(url)  # noqa: PTH100 - links stay
     filesystem, path = fsspec.core.url_to_fs(url, **_guard(protocol) | options)
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:

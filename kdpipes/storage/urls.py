@@ -17,6 +17,7 @@ _NO_SHELL = (
     "`kdp.from_webdataset(wds.WebDataset(...))`."
 )
 TAR_SUFFIX = r"\.(?:tar(?:\.(?:gz|bz2|xz|zst))?|tgz|taz|tbz2?|txz|tzst)"  # a regular expression
+_TAR = re.compile(f"{TAR_SUFFIX}$", re.I)
 _QUERY = re.compile(r"\?(?=[\w.~%-]+=)")
 _CONTAINERS = frozenset({"abfs", "abfss", "az", "adl", "wasb", "wasbs"})  # URLs with container@account
 _SIGNED = re.compile(
@@ -29,8 +30,17 @@ _SAS = re.compile(r"s(ig|[etpvrs]|rt|ip|pr|dd|aoid|uoid|cid|koid|ktid|kt|ke|ks|k
 
 
 def is_local(url: str) -> bool:
-    """Return whether `url` is a local path."""
-    return "://" not in url and "::" not in url
+    """Return whether `url` is a local path, whose names may hold "::" ("12::30.jpg")."""
+    return "://" not in url
+
+
+def split_chain(url: str) -> tuple[str, str, str]:
+    """Return the first part of a chained URL, the mark "::" and the rest; both are empty for all others.
+
+    >>> split_chain("zip://birds::file:///b.zip"), split_chain("std::vector/1.jpg")
+    (('zip://birds', '::', 'file:///b.zip'), ('std::vector/1.jpg', '', ''))
+    """
+    return (url, "", "") if is_local(url) else url.partition("::")
 
 
 def _reject_shell(param: str, url: str) -> None:
@@ -54,12 +64,19 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     texts = [os.path.expanduser(os.fspath(url).removeprefix("file://")) for url in given]  # noqa: PTH111
     for text in texts:
         _reject_shell(param, text)
-    texts = [part for text in texts for part in ([text] if "://" in text else text.split("::"))]  # as webdataset joins
+    texts = [part for text in texts for part in _joined_by_webdataset(text)]
     expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
     twice = next((url for url, number in Counter(map(identity_of, expanded)).items() if number > 1), None)
     if twice is not None:
         raise ValueError(must_be(param, "unique", twice, "To repeat samples, use `.repeat_until`."))
     return expanded
+
+
+def _joined_by_webdataset(text: str) -> list[str]:
+    """Return the paths of tars that are joined as webdataset joins them: "a.tar::b.tar". Other names may hold "::"."""
+    parts = text.split("::")
+    is_joined = is_local(text) and all(_TAR.search(part) for part in parts) and not os.path.exists(text)  # noqa: PTH110
+    return parts if is_joined else [text]
 
 
 @lru_cache(maxsize=4096)
@@ -107,7 +124,7 @@ def join_url(root: str, path: str) -> str:
     >>> join_url("memory://", "heron/1.jpg")
     'memory://heron/1.jpg'
     """
-    folder, separator, rest = root.partition("::")
+    folder, separator, rest = split_chain(root)
     folder = folder if folder.endswith("://") else f"{folder.rstrip('/')}/"
     return f"{folder}{path}{separator}{rest}"
 
@@ -120,8 +137,8 @@ def folder_of(url: str) -> str:
     >>> folder_of("zip://a/0.csv::file:///b.zip"), folder_of("https://host/0.csv?from=a/b")
     ('zip://a::file:///b.zip', 'https://host')
     """
-    first, separator, rest = ("", "", "") if is_local(url) else url.partition("::")
-    path = _QUERY.split(first, 1)[0] if first else url
+    first, separator, rest = split_chain(url)
+    path = url if is_local(url) else _QUERY.split(first, 1)[0]
     folder = path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
     return f"{folder}/{separator}{rest}" if folder.endswith(":/") else f"{folder}{separator}{rest}"
 

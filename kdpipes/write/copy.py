@@ -35,7 +35,7 @@ from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.jobs import in_parallel
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 from kdpipes.storage.retries import is_missing, retried, what_went_wrong
-from kdpipes.storage.urls import identity_of, is_local, join_url
+from kdpipes.storage.urls import identity_of, is_local, join_url, split_chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 START, END = "autocopy_start.txt", "autocopy_end.txt"
@@ -243,7 +243,7 @@ class _CopySource(NamedTuple):
 
 def _find_source(url: str) -> _CopySource:
     """Return the folder or zip at `url`, or the zip that has the name of a missing folder."""
-    first, separator, rest = url.partition("::")
+    first, separator, rest = split_chain(url)
     zip_url = f"{first.rstrip('/')}{_ZIP}{separator}{rest}"
     try:
         for place in (url, zip_url):

@@ -16,7 +16,7 @@ from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import remote_info
-from kdpipes.storage.urls import identity_of, is_local
+from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 
 class FileLocalizer(Fingerprinted):
@@ -82,11 +82,11 @@ class FileLocalizer(Fingerprinted):
     def _relative(self, url: str) -> str:
         from kdpipes.write.copy import is_inside  # on use: few chains copy files
 
-        first, _, rest = identity_of(url).partition("::")
+        first, _, rest = split_chain(identity_of(url))
         if self._global_root is None:
             name = "" if rest else first.rpartition("://")[2].lstrip("/")
         else:
-            root, _, root_rest = identity_of(self._global_root).partition("::")
+            root, _, root_rest = split_chain(identity_of(self._global_root))
             prefix = root if root.endswith("/") else f"{root}/"
             name = first.removeprefix(prefix) if first.startswith(prefix) and rest == root_rest else ""
         if name and not name.endswith("/") and is_inside(name):
@@ -115,7 +115,7 @@ class FileLocalizer(Fingerprinted):
 
 def _plain(url: str) -> str:
     """Return a path or URL in the one way in which it is compared."""
-    url = url.removeprefix("file://") if "::" not in url else url
+    url = url if split_chain(url)[1] else url.removeprefix("file://")
     return posixpath.normpath(Path(url).expanduser().as_posix()) if is_local(url) else url
 
 

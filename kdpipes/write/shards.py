@@ -48,7 +48,7 @@ from kdpipes.storage.jobs import check_workers, in_parallel, run_jobs
 from kdpipes.storage.retries import NUM_TRIES, retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import SavedNotes
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.urls import is_local, split_chain
 from kdpipes.write.copy import FULL, disk_full_error, write_whole
 from kdpipes.write.members import (
     END_MARK,
@@ -249,7 +249,7 @@ class ShardPlaces:
         text = os.path.expanduser(os.fspath(pattern).removeprefix("file://"))  # noqa: PTH111
         folder, slash, name = text.rpartition("/")
         found = list(_NUMBER.finditer(name))
-        if len(found) != 1 or not name.endswith(".tar") or "::" in text or text.startswith("pipe:"):
+        if len(found) != 1 or not name.endswith(".tar") or split_chain(text)[1] or text.startswith("pipe:"):
             rule = 'a path or URL of tars with one number in the file name, like "train-%06d.tar"'
             hint = ""
             if name.lower().endswith((".gz", ".bz2", ".xz", ".zst", ".tgz", ".taz", ".tbz", ".tbz2", ".txz", ".tzst")):

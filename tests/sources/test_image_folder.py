@@ -19,6 +19,7 @@ from PIL import Image
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES
 from kdpipes.sources import _file_reader
+from kdpipes.write.copy import copy_to_local
 from tests.faulty_storage import Fault, faulty_storage
 
 
@@ -311,3 +312,37 @@ def test_a_file_that_stays_cut_is_an_error_and_never_kept(photo_folder: Path, tm
     with faulty_storage(str(photo_folder)):
         again = kdp.image_folder("faulty://").cache_on_disk(tmp_path / "files")
         assert bytes(again[0]["x"]) == (photo_folder / path).read_bytes()
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_names_with_double_colons_are_local_in_every_source(
+    batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "a::b" / "std::vector"
+    folder.mkdir(parents=True)
+    for number in range(2):
+        Image.new("RGB", (4, 4)).save(folder / f"12::{number}.png")
+    kdp.write_shards(kdp.image_folder("a::b"), "run::%06d.tar", max_samples=1)
+    names = [f"12::{number}.png" for number in range(2)]
+    sources = {
+        "x": [
+            kdp.image_folder("a::b"),
+            kdp.image_folder(f"file://{tmp_path}/a::b"),
+            kdp.from_ids(names, load="a::b/std::vector/{id}"),
+            kdp.from_table({"path": names}, path="path", root=str(folder)),
+        ],
+        "png": [
+            kdp.open_shards("run::{000000..000001}.tar"),
+            kdp.stream_shards("run::*.tar"),
+            kdp.stream_shards(["run::000000.tar", "run::000001.tar"]),
+        ],
+    }
+    for field, pipes in sources.items():
+        for pipe in pipes:
+            batches = pipe.decode_images(field).select(field).deal(batch_size=batch_size).collate_samples()
+            assert sum(len(batch) for (batch,) in batches) == 2
+    local = copy_to_local("a::b", tmp_path / "copy").path
+    assert [sample.key for sample in kdp.image_folder(local)] == [f"std::vector/{name}" for name in names]
+    assert kdp.index_shards("run::*.tar").num_samples == [1, 1]

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
+from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import list_files, read_url
-from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names
+from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names, split_chain
 from tests.faulty_storage import Fault, faulty_storage
 
 CONTENTS = {"heron/2.JPG": b"two", "heron/1.jpg": b"one", "stork/old/3.png": b"three", "notes.txt": b"text"}
@@ -144,3 +146,36 @@ def test_hidden_files_of_remote_folders_are_left_out() -> None:
 def test_an_unknown_protocol_is_an_error_that_names_the_url() -> None:
     with pytest.raises(ValueError, match="nope://b/x"):
         read_url("nope://b/x")
+
+
+def test_local_names_may_hold_double_colons(tmp_path: Path) -> None:
+    root = tmp_path / "std::vector"
+    root.mkdir()
+    (root / "12::30.jpg").write_bytes(b"one")
+    url = f"{root}/12::30.jpg"
+    assert is_local(url)
+    assert list_files(str(root), (".jpg",)) == ["12::30.jpg"]
+    assert read_url(join_url(str(root), "12::30.jpg")) == b"one"
+    filesystem, path = filesystem_of(url)
+    assert (filesystem.cat_file(path), split_chain(url)) == (b"one", (url, "", ""))
+    assert index_url(f"{root}/a::b.tar") == f"{root}/a::b.tar.index"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run::1.tar", ["run::1.tar"]),
+        ("a.tar::b.tar", ["a.tar", "b.tar"]),
+        ("a-{0..1}.tar::b.tgz", ["a-0.tar", "a-1.tar", "b.tgz"]),
+        ("run::{0..1}.tar", ["run::0.tar", "run::1.tar"]),
+        ("zip://a.tar::file:///b.tar", ["zip://a.tar::file:///b.tar"]),
+        ("std::vector/a.tar", ["std::vector/a.tar"]),
+    ],
+)
+def test_double_colons_join_tars_only(text: str, expected: list[str]) -> None:
+    assert expand_urls(text) == expected
+
+
+def test_a_tar_that_exists_is_not_split(tmp_path: Path) -> None:
+    (tmp_path / "a.tar::b.tar").write_bytes(b"")
+    assert expand_urls(str(tmp_path / "a.tar::b.tar")) == [f"{tmp_path}/a.tar::b.tar"]
