@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import sys
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -16,6 +15,7 @@ from torch.utils.data import Dataset
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.fingerprint import attributes_of
+from kdpipes.core.messages import warn
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.shared import Shared
 from kdpipes.core.user_code import is_kdpipes, is_users
@@ -76,14 +76,14 @@ def warn_of_handles(value: Any, *, is_forked: bool) -> None:
     """
     for held in find_handles(value):
         if held.is_random:
-            warnings.warn(
+            warn(
                 f"`{held.name}` ({held.kind}) has a state of its own in each worker, so that samples depend on the "
                 "number of workers. Draw random numbers in `.transform()`, or from a parameter `rng`; datasets may "
                 "use the generators of `random`, NumPy and torch as well, which are seeded for each sample.",
                 stacklevel=3,
             )
         elif is_forked:
-            warnings.warn(
+            warn(
                 f"Forked workers share `{held.name}` ({held.kind}), which is open: reads of one disturb those of "
                 "others, and samples may get the values of other rows. Open it at the first read in each process, "
                 "`if self.pid != os.getpid(): ...`, and not before workers start.",
