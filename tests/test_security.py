@@ -139,7 +139,7 @@ PROOFS = {
     },
 }
 READS_PICKLES = {  # of users' own chains and callables, and what their processes send each other
-    *("callback.py", "services.py", "jobs.py", "shared.py", "buffers.py", "channel.py", "processes.py"),
+    *("callback.py", "services.py", "jobs.py", "shared.py", "buffers.py", "channel.py", "processes.py", "images.py"),
     *("worker_main.py", "checks.py"),
     "codec.py",  # with `allow_pickle=True` alone
 }
