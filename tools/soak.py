@@ -53,8 +53,8 @@ NO_STEPS = {*ENDS, "collate_samples", "deal", "select", "to_device"}  # what sta
 NO_STEPS |= {"decode_images", "localize_files", "cache_on_disk", "to_samples"}  # and what needs images or files
 STEPS = sorted({*EXAMPLES, *(name for name, _ in EXAMPLES_BY_FLAVOUR)} - NO_STEPS)
 SIGNALS = [signal.SIGKILL] * 5 + [signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGSTOP]
-LOCAL_FAULTS = ["reset", "reset_midway", "timeout", "unavailable", "too_many_requests"]
-CHECKED_FAULTS = ["truncate", "flip_bit", "wrong_range"]  # that an index finds
+NOTICED_FAULTS = ["reset", "reset_midway", "timeout", "unavailable", "too_many_requests", "truncate"]
+CHECKED_FAULTS = ["flip_bit", "wrong_range"]  # that an index finds
 
 
 def grown(x: float) -> Any:
@@ -226,7 +226,7 @@ def storage(case: Case, folder: str, table: Counter[str]) -> Iterator[str]:
     if not case.is_stored:
         yield ""
         return
-    kinds: list[Any] = LOCAL_FAULTS + (CHECKED_FAULTS if case.flavour == "map" else [])
+    kinds: list[Any] = NOTICED_FAULTS + (CHECKED_FAULTS if case.flavour == "map" else [])
     on: Any = {"on": "range"} if case.flavour == "map" else {}
     faults = [Fault(kind, every=case.draw.randint(5, 9), **on) for kind in case.draw.sample(kinds, 2)]
     with faulty_storage(folder, faults=faults, seed=case.draw.randrange(99)) as failing:

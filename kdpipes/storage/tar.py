@@ -177,7 +177,9 @@ def _naming(url: str, source: ForwardBytes, what: str) -> Iterator[None]:
     try:
         yield
     except (UnreadableTarError, BrokenStreamError) as error:
-        raise DataError(f"Shard {url!r} {error}.") from error
+        is_cut = isinstance(error, UnreadableTarError) and not is_local(url)
+        retry = " Its storage may have cut it: if it is whole there, read it again." if is_cut else ""
+        raise DataError(f"Shard {url!r} {error}.{retry}") from error
     except (NoTarError, *_UNREADABLE) as error:
         if isinstance(error, NoTarError) or source.position == 0:
             raise DataError(f"{url!r} cannot be read as {what}: {error}.") from error

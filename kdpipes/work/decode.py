@@ -30,7 +30,9 @@ from kdpipes.storage.urls import is_local
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 
 MASK_NAMES = ("mask", "masks", "segmentation", "seg", "annotation", "label_map")  # of fields
-_REMEDY = 'Replace the file, or leave out such samples with `.on_error("skip")`.'
+_REMEDY = (
+    'Replace the file, or read it again if its storage has cut it, or leave out such samples with `.on_error("skip")`.'
+)
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
 _ORIENTATION = 0x0112  # the tag of EXIF

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from fsspec.compression import compr
 from hypothesis import given
@@ -104,6 +105,19 @@ def test_a_cut_tar_is_an_error_that_names_it(write: Callable[..., str]) -> None:
         for read in READERS:
             with pytest.raises(DataError, match=f"'{url}' .*{words}"):
                 read(url)
+
+
+def test_a_cut_remote_tar_may_be_whole_in_its_storage(write: Callable[..., str]) -> None:
+    content, memory = _tar(PHOTOS)[:3_000], fsspec.filesystem("memory")
+    memory.pipe("/kdpipes-cut/a.tar", content)
+    try:
+        with pytest.raises(DataError, match=r"a\.tar' is truncated.*\. Its storage may have cut it: .* again\."):
+            list(read_groups("memory://kdpipes-cut/a.tar"))
+    finally:
+        memory.rm("/kdpipes-cut", recursive=True)
+    with pytest.raises(DataError, match="is truncated") as caught:
+        list(read_groups(write(content)))
+    assert "Its storage" not in str(caught.value)
 
 
 def test_samples_before_a_cut_come_through_with_its_member(write: Callable[..., str]) -> None:
