@@ -63,7 +63,7 @@ class Labels(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """Labels as positions in a list of distinct values, whose last one is None, for missing labels."""
+    """Labels as positions in a list of distinct values. The last value is None if a position is -1: a missing label."""
 
     values: list[Any]
     codes: NDArray[Any]
@@ -180,6 +180,11 @@ def is_text(label: Any) -> bool:
     return isinstance(_plain(label), str)
 
 
+def is_label(value: Any) -> bool:
+    """Return whether a value can be a label: a number, a name, or missing; vectors and dictionaries cannot."""
+    return _are(int | float | str, [_plain(value)])
+
+
 def is_same(one: Any, other: Any, names: Names) -> bool:
     """Return whether two labels are the same class or number. Vectors and dictionaries never are."""
     values = [_plain(one), _plain(other)]
@@ -293,20 +298,21 @@ def _factors(labels: Any) -> _Factors | None:
     categories = _categories_of(labels)
     if categories is not None:
         codes = getattr(labels, "cat", labels).codes
-        return _Factors([*categories.tolist(), None], np.asarray(codes, dtype=np.intp), are_categories=True)
+        return _of_categories(categories.tolist(), np.asarray(codes, dtype=np.intp))
     if hasattr(labels, "dictionary_encode"):
         return _factors_of_arrow(labels)
     if labels.dtype.kind in "biuf":
         values, codes = np.unique(labels, return_inverse=True)
-        return _Factors([*values.tolist(), None], codes.reshape(-1))
+        return _Factors(values.tolist(), codes.reshape(-1))
     if labels.dtype.kind not in "OUS":
         return None
+    entries = [None if label is np.ma.masked else label for label in labels.tolist()]
     try:
-        places = {value: place for place, value in enumerate(dict.fromkeys(labels.tolist()))}
+        places = {value: place for place, value in enumerate(dict.fromkeys(entries))}
     except TypeError:  # lists, arrays and dictionaries have no hash
         return None
-    codes = np.fromiter((places[value] for value in labels.tolist()), dtype=np.intp, count=len(labels))
-    return _Factors([*places, None], codes)
+    codes = np.fromiter((places[value] for value in entries), dtype=np.intp, count=len(entries))
+    return _Factors([*places], codes)
 
 
 def _factors_of_arrow(labels: Any) -> _Factors | None:
@@ -318,7 +324,12 @@ def _factors_of_arrow(labels: Any) -> _Factors | None:
     except NotImplementedError:  # lists and structs
         return None
     codes = encoded.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
-    return _Factors([*encoded.dictionary.to_pylist(), None], codes, are_categories)
+    factors = _of_categories(encoded.dictionary.to_pylist(), codes)
+    return factors._replace(are_categories=are_categories)
+
+
+def _of_categories(values: list[Any], codes: NDArray[Any]) -> _Factors:
+    return _Factors(values if (codes >= 0).all() else [*values, None], codes, are_categories=True)
 
 
 def _numbered(factors: _Factors) -> tuple[NDArray[Any] | None, Names]:
@@ -328,7 +339,7 @@ def _numbered(factors: _Factors) -> tuple[NDArray[Any] | None, Names]:
         return _with_missing(plain), None
     if not _are(str, plain):
         return None, None
-    kinds = {type(value) for value in factors.values[:-1]} - {type(None)}
+    kinds = {type(value) for value in factors.values if not _is_missing(value)}
     if factors.are_categories:
         names = tuple(value for value in plain if value is not None)
     elif len(kinds) == 1 and issubclass(kind := kinds.pop(), Enum) and not issubclass(kind, str):
@@ -345,8 +356,10 @@ def _numbered(factors: _Factors) -> tuple[NDArray[Any] | None, Names]:
 
 def _named(factors: _Factors, names: tuple[str, ...], param: str) -> NDArray[Any] | None:
     """Return the number of each distinct label by the names of the classes; None if the labels are no classes."""
+    used = set(np.unique(factors.codes % max(len(factors.values), 1)).tolist())
+    values = [value if place in used else None for place, value in enumerate(factors.values)]
     try:
-        table = as_column([class_of(value, names) for value in factors.values])
+        table = as_column([class_of(value, names) for value in values])
     except ValueError as error:
         raise ValueError(f"`{param}` has {error}") from None
     return table if table.dtype.kind == "i" else None
@@ -358,6 +371,8 @@ def _are(kinds: Any, plain: Sequence[Any]) -> bool:
 
 def _with_missing(numbers: Sequence[int | float | None]) -> NDArray[Any]:
     """Return numbers as an array, in which missing ones are -1; NaN if there are floats that are no classes."""
+    if not numbers:
+        return np.zeros(0, dtype=np.int64)
     missing = math.nan if any(isinstance(number, float) for number in numbers) else UNLABELLED
     return as_column([missing if number is None else number for number in numbers])
 

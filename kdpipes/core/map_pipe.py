@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterator, Sequence
+from enum import Enum
 from itertools import pairwise
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, overload
@@ -336,21 +337,33 @@ def is_key(name: str, fields: Container[str]) -> bool:
     return name == "key" and name not in fields
 
 
-def as_column(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
+def as_column(values: Any) -> NDArray[Any]:
     """Return values as an array `[n]` of numbers or strings if all are of one of these kinds, else of objects."""
-    if hasattr(values, "numpy"):  # a tensor
-        values = values.numpy()
+    if hasattr(values, "detach"):  # a tensor
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return values
     arrays = torch.Tensor | np.ndarray
-    values = [value.item() if isinstance(value, arrays) and value.ndim == 0 else value for value in values]
+    values = [value.item() if isinstance(value, arrays) and _is_scalar(value) else value for value in values]
     kinds = {type(value) for value in values}
+    if any(issubclass(kind, Enum) for kind in kinds):  # NumPy would cut off the texts of text enums
+        values = [_without_enum(value) for value in values]
+        kinds = {type(value) for value in values}
     if all(issubclass(kind, str) for kind in kinds) or all(issubclass(kind, Number | np.generic) for kind in kinds):
         return number_array(values)
     column = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):  # NumPy would take apart lists and arrays of equal length
         column[place] = value
     return column
+
+
+def _without_enum(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) and isinstance(value, str | int) else value
+
+
+def _is_scalar(value: Any) -> bool:
+    return value.ndim == 0 and value is not np.ma.masked
 
 
 def number_array(values: Sequence[Any]) -> NDArray[Any]:

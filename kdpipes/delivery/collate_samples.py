@@ -16,6 +16,7 @@ from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, closest, must_be
+from kdpipes.core.map_pipe import number_array
 from kdpipes.core.pipe import form_of
 from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.core.registry import functional_pipe
@@ -225,12 +226,16 @@ def collate(
         return batch.contiguous(memory_format=torch.channels_last)
     if kind in {"array", "tensor", "numbers"}:
         if kind == "numbers":
-            values = [np.asarray(value) if value else np.zeros(0, dtype=np.int64) for value in values]
-        return _stacked(list(values), name, pad, empty)
+            arrays = [number_array(value) if value else np.zeros(0, dtype=np.int64) for value in values]
+        else:
+            arrays = list(values)
+        if kind != "tensor":
+            arrays = _as_one_type(arrays)
+        return list(values) if arrays[0].dtype == object else _stacked(arrays, name, pad, empty)
     if kind == "number":
-        numbers = np.asarray(values).reshape(len(values))
-        if numbers.dtype == object:
-            return list(values)
+        numbers = number_array(values).reshape(len(values))
+        if numbers.dtype == object or (numbers.dtype == np.uint64 and int in map(type, values)):
+            return list(values)  # few operations of torch take integers from 2**63 on
         if numbers.dtype.kind == "u" and numbers.itemsize == 8:  # torch does not know all NumPy types of 64 bits
             numbers = numbers.astype(np.uint64)
         batch = torch.from_numpy(numbers)
@@ -376,6 +381,17 @@ def _stacked(values: list[Any], name: str, pad: float | None, empty: Allocate | 
     for row, tensor in zip(batch, tensors, strict=True):
         row[tuple(slice(size) for size in tensor.shape)] = tensor
     return batch
+
+
+def _as_one_type(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return integers of which some have 64 bits and no sign as one type, because NumPy would make floats of them."""
+    dtypes = {array.dtype for array in arrays}
+    if len(dtypes) < 2 or not dtypes & {np.dtype(np.uint64), np.dtype(object)}:
+        return arrays
+    if not all(dtype.kind in "iuO" for dtype in dtypes):
+        return arrays
+    fits = all(array.dtype != object and not (array < 0).any() for array in arrays)
+    return [array.astype(np.uint64 if fits else object) for array in arrays]
 
 
 def _is_ragged(kind: str, values: Sequence[Any]) -> bool:

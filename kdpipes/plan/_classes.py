@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import UNLABELLED
@@ -62,6 +63,7 @@ def class_in(sample: Sample, name: str) -> int | str:
 def no_class(name: str, sample: Sample, label: Any) -> str:
     """Return the message of the error that a sample's label is no class."""
     hint = RANGES if isinstance(label_of(label), float) else ""
+    label = label.item() if isinstance(label, np.generic) else label
     return f"`{name}` takes labels that are all numbers or all names, but sample {sample.key!r} has {label!r}.{hint}"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from kdpipes.core import arithmetic
 from kdpipes.core.errors import must_be
 from kdpipes.core.iter_pipe import IterPipe
-from kdpipes.core.labels import RANGES, as_classes, label_of
+from kdpipes.core.labels import RANGES, as_classes
 from kdpipes.core.map_pipe import MapPipe, as_column
 
 
@@ -33,5 +33,5 @@ def class_counts(labels: Any) -> dict[Any, int]:
         if column.dtype.kind in "iuU":
             return arithmetic.class_counts(column)
         hint = RANGES.strip() if column.dtype.kind == "f" else ""
-        raise TypeError(must_be("labels", "class numbers or names", label_of(column[0]), hint))
+        raise TypeError(must_be("labels", "all class numbers or all names", column.tolist()[:5], hint))
     raise TypeError(must_be("labels", "an indexed pipe with labels `y`, or labels, numbers or names", labels))

@@ -19,7 +19,18 @@ from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.errors import ChainError, DataError, check_names, must_be, reject_field
 from kdpipes.core.fingerprint import settled_attributes
-from kdpipes.core.labels import class_names_in, class_of, is_same, is_text, label_at, labels_at, number_labels, numbered
+from kdpipes.core.labels import (
+    class_names_in,
+    class_of,
+    is_label,
+    is_same,
+    is_text,
+    label_at,
+    labels_at,
+    number_fields,
+    number_labels,
+    numbered,
+)
 from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.messages import warn
 from kdpipes.core.randomness import GlobalUse, SampleKey, using_key
@@ -33,6 +44,7 @@ _PREFIX = "getitem_"
 _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _LOADING = "loading an item"
+_NAMES = "_kdpipes_names"
 _NUM_COMPARED = 4  # items whose labels are compared with those that an attribute of the dataset holds
 _SHOWN = 60  # characters of a label in a warning
 _SHARED = "_kdpipes_shared"  # an attribute of users' own classes
@@ -199,7 +211,8 @@ class DatasetReaderMapDataPipe(MapPipe):
             return None
         known = (getattr(dataset, name, None) for name in _LABELS)
         labels = next((labels for labels in known if labels is not None and _is_column(labels, len(dataset))), None)
-        return None if labels is None else as_column(by_position("labels", labels))
+        column = None if labels is None else as_column(by_position("labels", labels))
+        return column if column is not None and all(map(is_label, column[:1])) else None
 
     def _keep(self, targets: NDArray[Any]) -> None:
         if self._class_names is not None:
@@ -430,7 +443,22 @@ class SampleSource(MapPipe):
                 f"{type(self).__name__} has no fields: give it methods `getitem_x(index)`, `getitem_y(index)`, ..., or "
                 "use `kdp.from_dataset(dataset)` instead of `kdp.SampleSource`."
             )
-        return Sample({name: _getter(self, name, index) for name in getters}, key=self.key_of(index), index=index)
+        fields: dict[str, Any] = {name: _getter(self, name, index) for name in getters}
+        number_fields(fields, self._known_names())
+        return Sample(fields, key=self.key_of(index), index=index)
+
+    def column(self, name: str) -> NDArray[Any]:
+        column = super().column(name)
+        names = self._known_names()
+        return column if name != "y" or names is None else number_labels(column, names, param=name).column
+
+    def _known_names(self) -> tuple[str, ...] | None:
+        """Return the names of the classes, which may take long to find out."""
+        if _NAMES not in self.__dict__:
+            names = self.class_names()
+            self.__dict__[_NAMES] = None if names is None else tuple(names)
+        known: tuple[str, ...] | None = self.__dict__[_NAMES]
+        return known
 
     def fingerprint(self) -> Any:
         """Return plain data that identify this source. If they change, a state of the chain is an error."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.errors import DataError, check_names, must_be
+from kdpipes.core.labels import number_labels
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
@@ -202,8 +203,8 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     strangers = sorted(found - set(names))
     if strangers:
         raise DataError(f"Folder {strangers[0]!r} in {root!r} is not among the `class_names` {', '.join(names)}.")
-    numbers = {name: number for number, name in enumerate(names)}
-    labels = np.fromiter((numbers[path.split("/", 1)[0]] for path in paths), dtype=np.int32, count=len(paths))
+    folders = [path.split("/", 1)[0] for path in paths]
+    labels = number_labels(folders, names, param="root").column.astype(np.int32)
     if is_local(root):
         return _Listing(PackedStrings(paths), labels, names)
     found_versions = [versions[path] for path in paths]

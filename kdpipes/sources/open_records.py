@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError, check_choice, check_count, must_be, reject_field
+from kdpipes.core.labels import LABEL_FIELDS, numbered
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
@@ -93,6 +94,8 @@ class RecordReaderMapDataPipe(MapPipe):
                 lacking.append(name)
             else:
                 fields[name] = Lazy(partial(self._load, index, name), what=f"reading field {name!r}")
+                if name in LABEL_FIELDS and records.class_names is not None:
+                    fields[name] = numbered(fields[name], records.class_names, are_given=False)
         key, version = partial(records.keys.__getitem__, index), partial(records.version, index)
         sample = Sample(fields, key=key, index=index, version=version)
         if lacking:

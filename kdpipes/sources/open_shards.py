@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.entries import value_of
 from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, reject_field
+from kdpipes.core.labels import LABEL_FIELDS, class_of, number_fields, number_labels
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
 from kdpipes.core.order import Order
 from kdpipes.core.progress import shown_if_slow
@@ -126,7 +128,7 @@ class ShardReaderMapDataPipe(MapPipe):
         hedge_s: float | None = None,
     ) -> None:
         self._urls = Shared(expand_urls(urls))
-        self._class_names = check_names("class_names", class_names)
+        self._class_names = self._given_names = check_names("class_names", class_names)
         check_choice("fetch", fetch, get_args(Fetch))
         if not isinstance(cache_dir, str | os.PathLike | None) or (cache_dir and not is_local(os.fspath(cache_dir))):
             raise ValueError(must_be("cache_dir", "a local folder", cache_dir))
@@ -148,7 +150,9 @@ class ShardReaderMapDataPipe(MapPipe):
         catalog = self._indexed()
         gaps = {field: catalog.fields[field] for field in catalog.gaps}
         lacking = {field for field, known in gaps.items() if isinstance(known, Places) and known.offsets[index] < 0}
-        fields = {field: self._lazy(catalog, index, field) for field in catalog.fields if field not in lacking}
+        known = [field for field in catalog.fields if field not in lacking]
+        fields: dict[str, Any] = {field: self._lazy(catalog, index, field) for field in known}
+        number_fields(fields, self._given_names)
         key, version = partial(catalog.key, index), partial(_stamp_of, catalog, index)
         sample = Sample(fields, key=key, index=index, version=version)
         if lacking:
@@ -171,6 +175,11 @@ class ShardReaderMapDataPipe(MapPipe):
             elif name in ("key", "index"):
                 columns.append(list(keys()) if name == "key" else indices)
             else:
+                return None
+            if name in LABEL_FIELDS and self._given_names is not None:
+                with suppress(ValueError):  # `fetch` names the sample
+                    columns[-1] = [class_of(label, self._given_names) for label in columns[-1]]
+                    continue
                 return None
         return columns
 
@@ -215,6 +224,12 @@ class ShardReaderMapDataPipe(MapPipe):
         return name in catalog.columns or isinstance(catalog.fields.get(name), np.ndarray)
 
     def read_column(self, name: str) -> NDArray[Any]:
+        column = self._read_column(name)
+        if name in LABEL_FIELDS and self._given_names is not None:
+            return number_labels(column, self._given_names, param=name).column
+        return column
+
+    def _read_column(self, name: str) -> NDArray[Any]:
         catalog = self._indexed()
         if name in catalog.columns and not isinstance(catalog.fields.get(name), np.ndarray):
             column = catalog.columns[name]

@@ -13,6 +13,7 @@ import numpy as np
 from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
 from kdpipes.core.iter_pipe import IterPipe, report_lost_shard, tolerates_lost_shards
+from kdpipes.core.labels import number_fields
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.shared import Shared
@@ -94,7 +95,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._max_member_bytes = check_count("max_member_bytes", max_member_bytes)
         self._urls = Shared(expand_urls(urls))
         self._has_looked = False
-        self._class_names = check_names("class_names", class_names)
+        self._class_names = self._given_names = check_names("class_names", class_names)
         self._has_names = self._class_names is not None  # whether `_class_names` is final, even if it is None
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)
@@ -258,9 +259,10 @@ class ShardStreamerIterDataPipe(IterPipe):
         return found or {}
 
     def _sample(self, url: str, name: str, group: _Group, known: dict[int, int], index: int) -> Sample:
-        fields = {
+        fields: dict[str, Any] = {
             member.field: self._member(url, member, content, known.get(member.offset)) for member, content in group
         }
+        number_fields(fields, self._given_names)
         first, suffix = group[0][0], version_suffix(fields)
         sample = Sample(fields, key=f"{name}/{first.key}", index=index, version=lambda: self._stamp_of(url) + suffix)
         if len(fields) < len(self._seen):

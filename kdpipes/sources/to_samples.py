@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.errors import ChainError, check_names, must_be
+from kdpipes.core.errors import ChainError, DataError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.labels import number_fields
@@ -45,6 +45,8 @@ class Recipe(Fingerprinted):
         return known if self.class_names is None else (known, self.class_names)
 
     def __call__(self, item: Any, index: int) -> Sample:
+        if item is None:
+            return self._missing(index)
         if isinstance(item, Sample):
             sample = item.fork(key=None if self._key is None else str(self._key(item)))
             fields = self._all_fields(sample)
@@ -58,6 +60,19 @@ class Recipe(Fingerprinted):
         item = _without_files(item)
         key = default if self._key is None else str(self._key(item))
         return Sample(self._all_fields(item), key=key, index=index, version=version)
+
+    def _missing(self, index: int) -> Sample:
+        """Return a sample whose fields raise an error when they are read, for `on_error`."""
+        text = f"Item {index} is None: its source could not make it."
+
+        def reject(_: Sample) -> NoReturn:
+            raise DataError(f'{text} `.on_error("skip")` skips it.')
+
+        names = [*(self._names or self._functions), *(["y"] if self._label is not None else [])]
+        if not names:
+            raise DataError(f'{text} Name the fields, like `.to_samples(fields="x y")`, for `.on_error("skip")`.')
+        fields = {name: Lazy(reject, what=f"reading field {name!r}") for name in names}
+        return Sample(fields, key=str(index), index=index)
 
     def _all_fields(self, item: Any) -> dict[str, Any]:
         functions = self._functions.items()

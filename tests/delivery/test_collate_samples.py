@@ -282,3 +282,43 @@ def test_mixed_images_stay_channels_last(num_workers: int) -> None:
 def test_another_memory_format_is_rejected() -> None:
     with pytest.raises(ValueError, match="`memory_format` must be"):
         photos().collate_samples(memory_format="channels_first")
+
+
+LARGE = 2**63 + 1
+
+
+def collated(values: list[Any], **options: Any) -> Any:
+    pipe = kdp.from_dataset([(value,) for value in values], "x").select("x").deal(batch_size=9)
+    (batch,) = next(iter(pipe.collate_samples(**options)))
+    return batch
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [np.uint64(LARGE), np.int64(1)],
+        [[LARGE, 1], [2, 3]],
+        [[1, 2], [LARGE, 2]],
+        [np.array([LARGE], dtype=np.uint64), np.array([1])],
+    ],
+    ids=str,
+)
+def test_integers_from_two_to_the_63_stay_integers(values: list[Any]) -> None:
+    batch = collated(values)
+    assert batch.dtype == torch.uint64
+    assert batch.tolist() == [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+
+
+def test_integers_of_python_that_int64_does_not_hold_stay_a_list() -> None:
+    for values in ([LARGE, 1], [LARGE, LARGE], [LARGE, -1], [2**70, 1], [[LARGE], [-1]], [[LARGE, -1], [1, 1]]):
+        assert collated(values) == values
+    assert collated([LARGE, 0.5]).dtype == torch.float64
+
+
+def test_large_integers_of_different_lengths_are_padded() -> None:
+    assert collated([[LARGE], [1, 2]], pad={"x": 0}).tolist() == [[LARGE, 0], [1, 2]]
+
+
+def test_columns_keep_large_integers() -> None:
+    assert kdp.from_dataset([(LARGE,), (1,)], "x").column("x").tolist() == [LARGE, 1]
+    assert kdp.from_dataset([(LARGE,), (-1,)], "x").column("x").tolist() == [LARGE, -1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -84,3 +85,49 @@ def test_bad_arguments_are_rejected_at_once() -> None:
     for arguments, kind, words in rejected:
         with pytest.raises(kind, match=words):
             kdp.from_ids(*arguments)
+
+
+SHUFFLED = pd.DataFrame({"id": list("abcdef"), "breed": list("uuvvww")}).sample(frac=1, random_state=3)
+BREEDS = dict(zip("abcdef", "uuvvww", strict=True))
+
+
+def pairs_of(ids: Any, labels: Any) -> dict[str, str]:
+    pipe = kdp.from_ids(ids, labels, load=str)
+    names = pipe.class_names()
+    assert names is not None
+    return {sample.key: names[sample["y"]] for sample in pipe}
+
+
+@pytest.mark.parametrize("table", [SHUFFLED, SHUFFLED[2:], SHUFFLED[SHUFFLED.breed != "u"], SHUFFLED.sort_index()])
+def test_columns_of_one_table_belong_together_whatever_its_order(table: pd.DataFrame) -> None:
+    wanted = {name: BREEDS[name] for name in table["id"]}
+    assert pairs_of(table["id"], table["breed"]) == wanted
+    assert list(pairs_of(table["id"], table["breed"])) == table["id"].tolist()
+    assert pairs_of(table["id"], table["breed"].to_numpy()) == wanted
+    assert pairs_of(table["id"].tolist(), SHUFFLED.set_index("id")["breed"]) == wanted
+    assert pairs_of(table["id"], SHUFFLED.set_index("id")["breed"].to_dict()) == wanted
+
+
+def test_a_series_whose_index_says_nothing_is_refused_with_the_way_to_write_it() -> None:
+    for ids in (list("abcdef"), SHUFFLED["id"].reset_index(drop=True), SHUFFLED.sort_index()["id"]):
+        with pytest.raises(ValueError, match=r"`labels\.to_numpy\(\)` .* or `labels\.to_dict\(\)`"):
+            kdp.from_ids(ids, SHUFFLED["breed"], load=str)
+    with pytest.raises(ValueError, match=r"`labels\.to_numpy\(\)`"):
+        kdp.from_ids([2, 0, 1], pd.Series(["a", "b", "c"]), load=str)
+    with pytest.raises(TypeError, match="`labels` must be one column"):
+        kdp.from_ids(list("abcdef"), SHUFFLED, load=str)
+    with pytest.raises(TypeError, match="`ids` must be one column"):
+        kdp.from_ids(SHUFFLED[["id"]], None, load=str)
+
+
+def test_a_series_that_was_not_moved_is_read_by_position() -> None:
+    assert pairs_of(list("abcdef"), pd.Series(list("uuvvww"))) == BREEDS
+    assert kdp.from_ids([2, 0, 1], pd.Series([5, 6, 7, 8]), load=str).column("y").tolist() == [7, 5, 6]
+
+
+def test_labels_of_a_dataset_in_a_moved_series_are_refused() -> None:
+    labels = pd.Series([5, 6, 7])
+    assert kdp.from_dataset(list("abc"), "x", labels=labels).column("y").tolist() == [5, 6, 7]
+    assert kdp.from_dataset(list("ab"), "x", labels=labels[1:]).column("y").tolist() == [6, 7]
+    with pytest.raises(ValueError, match=r"`labels\.to_numpy\(\)` .* or `labels\.sort_index\(\)`"):
+        kdp.from_dataset(list("abc"), "x", labels=labels[[2, 0, 1]])

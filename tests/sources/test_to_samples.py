@@ -160,3 +160,14 @@ def test_bad_arguments_are_rejected_at_once() -> None:
         for wrap in (IterableWrapper, SequenceWrapper):
             with pytest.raises(TypeError, match=words):
                 wrap([1]).to_samples(**arguments)
+
+
+@pytest.mark.parametrize("make", [SequenceWrapper, IterableWrapper])
+def test_none_is_a_sample_that_cannot_be_made(make: Any) -> None:
+    items = [(1, 0), None, (2, 1)]
+    chain = make(items).to_samples(fields="x y").on_error("skip", max_share=1.0).select("x", bare=True)
+    assert [x for batch in kdp.Loader(chain.deal(batch_size=1)) for x in batch] == [1, 2]
+    with pytest.raises(kdp.DataError, match=r"Item 1 is None: .*`\.on_error\(\"skip\"\)` skips it"):
+        list(make(items).to_samples(fields="x y").select("x"))
+    with pytest.raises(kdp.DataError, match=r"Item 1 is None: .*Name the fields, like `\.to_samples\(fields="):
+        list(make([{"x": 1}, None]).to_samples().select("x"))

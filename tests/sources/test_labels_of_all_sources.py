@@ -1,0 +1,410 @@
+"""One data set through all sources: the same classes, names, plan and batches, whatever its labels are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+import webdataset as wds
+from PIL import Image
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
+
+import kdpipes as kdp
+from kdpipes.core.labels import as_classes, number_labels
+from kdpipes.core.map_pipe import as_column
+
+NAMES = ("heron", "stork", "gull")
+Text = Enum("Text", {name.upper(): name for name in NAMES}, type=str)
+Bird = Enum("Bird", {name: f"a {name}" for name in NAMES})
+
+# Each kind of labels, and its numbers without class names and names; None where labels are no classes.
+KINDS: dict[str, tuple[list[Any], list[int] | None, tuple[str, ...] | None]] = {
+    "integers": ([1, 0, 2, 1], [1, 0, 2, 1], None),
+    "one-based integers": ([1, 3, 2, 1], [1, 3, 2, 1], None),
+    "integers with a gap": ([0, 7, 70, 7], [0, 7, 70, 7], None),
+    "unsigned integers": (list(np.array([1, 0, 200, 1], dtype=np.uint8)), [1, 0, 200, 1], None),
+    "large integers": ([2**63 + 1, 1, 2**63 + 1, 1], [2**63 + 1, 1, 2**63 + 1, 1], None),
+    "tensors": ([torch.tensor(1), torch.tensor(0), torch.tensor(2), torch.tensor(1)], [1, 0, 2, 1], None),
+    "whole floats": ([1.0, 0.0, 10.0, 1.0], [1, 0, 10, 1], None),
+    "whole floats, one missing": ([1.0, 0.0, float("nan"), 1.0], [1, 0, -1, 1], None),
+    "integers, one missing": ([1, 0, None, 1], [1, 0, -1, 1], None),
+    "booleans": ([True, False, False, True], [1, 0, 0, 1], None),
+    "texts": (["stork", "heron", "gull", "stork"], [2, 1, 0, 2], ("gull", "heron", "stork")),
+    "texts, one missing": (["stork", None, "gull", "stork"], [1, -1, 0, 1], ("gull", "stork")),
+    "byte strings": ([b"stork", b"heron", b"gull", b"stork"], [2, 1, 0, 2], ("gull", "heron", "stork")),
+    "texts of integers": (["1", "10", "2", "1"], [1, 10, 2, 1], None),
+    "padded texts": (["01", "10", "02", "01"], [0, 2, 1, 0], ("01", "02", "10")),
+    "exponents": (["1e5", "2e5", "NA", "1e5"], [0, 1, 2, 0], ("1e5", "2e5", "NA")),
+    "members of an enum": ([Bird.stork, Bird.heron, Bird.gull, Bird.stork], [1, 0, 2, 1], NAMES),
+    "members of an enum of texts": (
+        [Text.STORK, Text.HERON, Text.GULL, Text.STORK],
+        [2, 1, 0, 2],
+        tuple(sorted(NAMES)),
+    ),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+class Items:
+    """A data set whose items hold the labels."""
+
+    def __init__(self, labels: list[Any]) -> None:
+        self._items = list(zip(range(len(labels)), labels, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+class Targets(Items):
+    """A data set that also has all labels as an attribute."""
+
+    def __init__(self, labels: list[Any]) -> None:
+        super().__init__(labels)
+        self.targets = labels
+
+
+class Rows(kdp.SampleSource):
+    def __init__(self, labels: list[Any], names: tuple[str, ...] | None) -> None:
+        self._rows, self._names = labels, names
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def getitem_x(self, index: int) -> int:
+        return index
+
+    def getitem_y(self, index: int) -> Any:
+        return self._rows[index]
+
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._names
+
+
+def _ids(labels: list[Any], names: Any) -> Any:
+    return kdp.from_ids(range(len(labels)), labels, load=int, class_names=names)
+
+
+def _series(labels: list[Any], names: Any) -> Any:
+    return kdp.from_ids(range(len(labels)), pd.Series(labels, dtype=object), load=int, class_names=names)
+
+
+def _labels(labels: list[Any], names: Any) -> Any:
+    return kdp.from_dataset(list(range(len(labels))), "x", labels=labels, class_names=names)
+
+
+def _targets(labels: list[Any], names: Any) -> Any:
+    return kdp.from_dataset(Targets(labels), class_names=names)
+
+
+def _table(labels: list[Any], names: Any) -> Any:
+    if isinstance(labels, np.ndarray):
+        return kdp.from_table({"x": list(range(len(labels))), "label": labels}, label="label", class_names=names)
+    plain = [
+        label.name if isinstance(label, Bird) else getattr(label, "item", lambda label=label: label)()
+        for label in labels
+    ]
+    return kdp.from_table({"x": list(range(len(labels))), "label": plain}, label="label", class_names=names)
+
+
+def _items(labels: list[Any], names: Any) -> Any:
+    return kdp.from_dataset(Items(labels), class_names=names)
+
+
+def _rows(labels: list[Any], names: Any) -> Any:
+    return Rows(labels, names)
+
+
+def _samples(labels: list[Any], names: Any) -> Any:
+    return SequenceWrapper(Items(labels)).to_samples(fields="x y", class_names=names)
+
+
+ALL_AT_ONCE = [_ids, _series, _labels, _targets, _table]
+ONE_BY_ONE = [_items, _rows, _samples]
+
+
+def names_of(sources: list[Any]) -> Any:
+    return pytest.mark.parametrize("source", sources, ids=lambda source: source.__name__[1:])
+
+
+def batch_of(pipe: Any) -> Any:
+    _, y = next(iter(pipe.select("x y").deal(batch_size=64).collate_samples()))
+    return y.tolist() if isinstance(y, torch.Tensor) else y
+
+
+def plans_of(pipe: Any, label: int | str) -> list[Any]:
+    """The positions that plan pipes choose."""
+    chains = [pipe.filter_classes(valid=[label]), pipe.oversample(mode="exact"), pipe.take_per_class(num_samples=1)]
+    return [chain.column("x").tolist() for chain in chains]
+
+
+@each_kind
+@names_of(ALL_AT_ONCE)
+def test_sources_that_know_all_labels_number_them_alike(kind: str, source: Any) -> None:
+    labels, numbers, names = KINDS[kind]
+    if source is _table and kind == "large integers":
+        labels = np.array(labels, dtype=np.uint64)  # Arrow does not find out the type
+    if source is _table and kind == "members of an enum":
+        numbers, names = [2, 1, 0, 2], tuple(sorted(NAMES))  # Arrow has no enums
+    pipe = source(labels, None)
+    before = [sample["y"] for sample in pipe]
+    assert pipe.class_names() == names
+    if source is not _targets:  # whose items are left as they are, unless they are texts
+        assert pipe.column("y").tolist() == batch_of(pipe) == before == numbers
+    assert as_classes(pipe.column("y")).tolist() == as_classes(as_column(before)).tolist() == numbers
+    assert str([sample["y"] for sample in pipe]) == str([pipe[n]["y"] for n in range(4)]) == str(before)
+    expected = _ids(numbers, None)
+    assert plans_of(pipe, numbers[0]) == plans_of(expected, numbers[0])
+
+
+@each_kind
+@names_of(ONE_BY_ONE)
+def test_sources_that_read_labels_with_samples_leave_them_but_plan_alike(kind: str, source: Any) -> None:
+    labels, numbers, _ = KINDS[kind]
+    pipe = source(labels, None)
+    assert pipe.class_names() is None
+    first, before = pipe[0]["y"], [sample["y"] for sample in pipe]
+    assert first is labels[0] or first == labels[0]
+    if kind == "texts, one missing":
+        with pytest.raises(kdp.DataError, match="all numbers or all names, but sample '1' has None"):
+            pipe.oversample().column("x")
+        return
+    assert numbers is not None
+    plain = number_labels(labels).column if not isinstance(first, str | bytes | Enum) else None
+    name = first.value if isinstance(first, Text) else getattr(first, "name", first)
+    chosen = numbers[0] if plain is not None else name
+    chosen = chosen.decode() if isinstance(chosen, bytes) else chosen
+    keep, _, per_class = plans_of(pipe, chosen)
+    assert [keep, sorted(per_class)] == [plans_of(_ids(numbers, None), numbers[0])[0], [0, 1, 2][: len(per_class)]]
+    after = [sample["y"] for sample in pipe]
+    assert all(one is other or one == other for one, other in zip(before, after, strict=True) if one == one)
+
+
+NAMED = {
+    "texts": ["stork", "heron", None, "gull"],
+    "byte strings": [b"stork", b"heron", None, b"gull"],
+    "numbers": [1, 0, None, 2],
+    "floats": [1.0, 0.0, float("nan"), 2.0],
+    "texts of numbers": ["1", "0", "", "2"],
+    "NumPy's numbers": [np.int8(1), np.uint64(0), np.float32("nan"), np.int64(2)],
+    "missing of pandas": ["stork", "heron", pd.NA, "gull"],
+    "no time": ["stork", "heron", pd.NaT, "gull"],
+    "masked": [1, 0, np.ma.masked, 2],
+    "members of an enum": [Bird.stork, Bird.heron, None, Bird.gull],
+}
+
+
+def _shards(folder: Path, labels: list[Any]) -> str:
+    url = str(folder / "named-000.tar")
+    with wds.TarWriter(url) as tar:
+        for index, label in enumerate(labels):
+            text = "" if label is None or label != label else getattr(label, "name", label)
+            content = text if isinstance(text, bytes) else str(text).encode()
+            tar.write({"__key__": f"{index:03}", "x.json": json.dumps(index).encode(), "cls": content})
+    return url
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@names_of([*ALL_AT_ONCE[:-1], *ONE_BY_ONE])
+def test_class_names_number_labels_of_all_kinds_alike(kind: str, source: Any) -> None:
+    if (kind, source) == ("masked", _targets):
+        source = _items  # NumPy finds no shape of such a list of targets
+    pipe = source(NAMED[kind], NAMES)
+    assert [pipe[n]["y"] for n in range(4)] == batch_of(pipe) == pipe.column("y").tolist() == [1, 0, -1, 2]
+    assert pipe.class_names() == NAMES
+    assert plans_of(pipe, "stork") == plans_of(_ids([1, 0, -1, 2], NAMES), "stork")
+    assert [sample["y"] for sample in pipe.map_classes({"gull": "bird"}, unmapped="drop")] == [0]
+
+
+@pytest.mark.parametrize("kind", ["texts", "byte strings", "numbers", "texts of numbers", "members of an enum"])
+def test_class_names_number_labels_of_shards_and_streams_alike(kind: str, tmp_path: Path) -> None:
+    labels = NAMED[kind]
+    url = _shards(tmp_path, labels)
+    streamed: list[Callable[[], Any]] = [
+        lambda: kdp.stream_shards(url, class_names=NAMES).rename_fields(x="x.json", y="cls"),
+        lambda: kdp.from_webdataset(wds.WebDataset(url, shardshuffle=False), class_names=NAMES).rename_fields(
+            x="x.json", y="cls"
+        ),
+        lambda: IterableWrapper(list(Items(labels))).to_samples(fields="x y", class_names=NAMES),
+    ]
+    opened = kdp.open_shards(url, class_names=NAMES).rename_fields(x="x.json", y="cls")
+    assert opened.column("y").tolist() == batch_of(opened) == [opened[n]["y"] for n in range(4)] == [1, 0, -1, 2]
+    assert opened.filter_classes(valid=["stork"]).column("key").tolist() == ["named-000.tar/000"]
+    for make in streamed:
+        assert [sample["y"] for sample in make()] == [1, 0, -1, 2]
+        assert make().class_names() == NAMES
+        assert len(list(make().filter_classes(valid=["stork", "gull"]))) == 2
+
+
+@pytest.mark.parametrize("label", ["swan", 3, -2, 1.5, b"swan", "7"])
+def test_a_label_without_a_name_is_an_error_everywhere(label: Any, tmp_path: Path) -> None:
+    labels = ["heron", label] if isinstance(label, str | bytes) else [0, label]
+    for known in (_ids, _labels, _table):
+        with pytest.raises(ValueError, match=r"`label(s)?` has"):
+            known(labels, NAMES)
+    url = _shards(tmp_path, labels)
+    for pipe in (
+        *(source(labels, NAMES) for source in ONE_BY_ONE),
+        _targets(labels, NAMES),
+        kdp.open_shards(url, class_names=NAMES).rename_fields(y="cls"),
+        kdp.stream_shards(url, class_names=NAMES).rename_fields(y="cls"),
+        IterableWrapper(list(Items(labels))).to_samples(fields="x y", class_names=NAMES),
+    ):
+        with pytest.raises(kdp.DataError, match=r"Sample .*1' has class"):
+            [sample["y"] for sample in pipe]
+
+
+def test_folders_are_names_even_if_they_are_numbers(tmp_path: Path) -> None:
+    for name in ("0", "1", "10", "2"):
+        (tmp_path / name).mkdir()
+        Image.new("L", (1, 1)).save(tmp_path / name / "a.png")
+    folder = kdp.image_folder(tmp_path)
+    assert (folder.class_names(), folder.column("y").tolist()) == (("0", "1", "10", "2"), [0, 1, 2, 3])
+    table = kdp.from_table({"label": ["10", "2"]}, label="label", class_names=folder.class_names())
+    assert table.column("y").tolist() == [2, 3]
+
+
+VECTORS: list[list[Any]] = [
+    [[1, 0], [0, 1]],
+    [(1, 2), (3,)],
+    [np.array([1, 0]), np.array([0, 1])],
+    [torch.tensor([1, 0]), torch.tensor([0, 1])],
+    [["heron", "gull"], []],
+    [{"box": 1}, {"box": 2}],
+]
+
+
+@pytest.mark.parametrize("names", [None, NAMES])
+@pytest.mark.parametrize("labels", VECTORS, ids=str)
+def test_vectors_and_dictionaries_stay_as_they_are(labels: list[Any], names: Any) -> None:
+    for source in (_ids, _labels, _items, _rows, _samples, _targets):
+        for one, other in zip(source(labels, names).column("y"), labels, strict=True):
+            assert type(one) is type(other)
+            assert str(one) == str(other)
+    one_hot = _labels(np.eye(3)[[2, 0]], names)
+    assert one_hot[0]["y"].tolist() == [0, 0, 1]
+
+
+REGRESSION: list[Any] = [
+    [23.5, 1.25, 100.0],
+    np.array([23.5, 1.25, 100.0], dtype=np.float32),
+    [np.float32(23.5), 1.25, 100],
+    ["23.5", "1.25", "100.0"],
+    ["23.5", "1.25e0", "1e2"],
+]
+
+
+@pytest.mark.parametrize("values", REGRESSION, ids=str)
+def test_numbers_that_are_no_classes_stay_numbers(values: Any) -> None:
+    for source in (_ids, _labels, _table):
+        pipe = source(values, None)
+        assert pipe.column("y").tolist() == batch_of(pipe) == [23.5, 1.25, 100]
+        assert pipe.class_names() is None
+        for plan in (
+            lambda pipe=pipe: pipe.filter_classes(valid=[1]).column("x"),
+            lambda pipe=pipe: pipe.oversample(mode="exact").column("x"),
+            lambda pipe=pipe: pipe.map_classes({1: 0}).column("x"),
+            lambda pipe=pipe: pipe.few_shot(1).column("x"),
+            lambda pipe=pipe: kdp.class_counts(pipe),
+            lambda pipe=pipe: list(pipe.deal(batch_by="class", classes_per_batch=1, samples_per_class=1)),
+        ):
+            with pytest.raises((kdp.DataError, TypeError), match=r"not whole are no classes\. .*`\.transform\('y'"):
+                plan()
+    stream = IterableWrapper([(1, 23.5)]).to_samples(fields="x y")
+    for made in (stream.filter_classes(valid=[1]), stream.oversample(class_counts={1: 1}), stream.map_classes({1: 0})):
+        with pytest.raises(kdp.DataError, match="not whole are no classes"):
+            list(made)
+
+
+def test_a_missing_number_is_not_minus_one_among_numbers_that_are_no_classes() -> None:
+    column = _ids([0.5, None, 1.0], None).column("y")
+    assert np.isnan(column[1])
+    assert _ids([None, None], None).column("y").tolist() == [-1, -1]
+
+
+SIZES = ["small", "large", None, "small"]
+ORDERED = ("small", "medium", "large")
+CATEGORIES: dict[str, Any] = {
+    "pandas": pd.Series(pd.Categorical(SIZES, categories=ORDERED, ordered=True)),
+    "pandas, without an order": pd.Series(pd.Categorical(SIZES, categories=ORDERED)),
+    "pandas' array": pd.Categorical(SIZES, categories=ORDERED),
+    "Arrow": pa.DictionaryArray.from_arrays(pa.array([0, 2, None, 0], pa.int8()), list(ORDERED)),
+    "Arrow's chunks": pa.chunked_array(
+        [
+            pa.DictionaryArray.from_arrays(pa.array([0, 2, None], pa.uint32()), list(ORDERED)),
+            pa.DictionaryArray.from_arrays(pa.array([0], pa.uint32()), list(ORDERED)),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CATEGORIES)
+def test_categories_keep_their_order_and_names(kind: str) -> None:
+    labels = CATEGORIES[kind]
+    table = pd.DataFrame({"label": labels}) if "pandas" in kind else pa.table({"label": labels})
+    for source in (_labels, _ids, lambda _, names: kdp.from_table(table, label="label", class_names=names)):
+        pipe = source(labels, None)
+        assert (pipe.column("y").tolist(), pipe.class_names()) == ([0, 2, -1, 0], ORDERED)
+        named = source(labels, ("large", "small"))
+        assert (named.column("y").tolist(), named.class_names()) == ([1, 0, -1, 1], ("large", "small"))
+
+
+def test_categories_of_numbers_stay_numbers() -> None:
+    pipe = _labels(pd.Categorical([3, 1, None, 3]), None)
+    assert (pipe.column("y").tolist(), pipe.class_names()) == ([3, 1, -1, 3], None)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pd.Series([1, None, 0], dtype="Int64"),
+        pd.Series([True, None, False], dtype="boolean"),
+        pd.Series(["1", None, "0"], dtype="string"),
+        pd.array([1, None, 0], dtype="UInt8"),
+        np.ma.masked_array([1, 5, 0], [False, True, False]),
+        np.ma.masked_array([1.0, 5.5, 0.0], [False, True, False]),
+        pa.array([1, None, 0]),
+        pa.chunked_array([pa.array([1, None], pa.uint8()), pa.array([0], pa.uint8())]),
+        pa.array([1.0, None, 0.0]),
+        pa.array([True, None, False]),
+        torch.tensor([1.0, torch.nan, 0.0], requires_grad=True),
+        torch.tensor([1.0, torch.nan, 0.0], dtype=torch.bfloat16),
+        [pa.scalar(1), pa.scalar(None), pa.scalar(0)],
+    ],
+    ids=lambda labels: type(labels).__name__,
+)
+def test_missing_labels_of_every_kind_are_minus_one(labels: Any) -> None:
+    assert _labels(labels, None).column("y").tolist() == [1, -1, 0]
+    assert _labels(labels, ("a", "b")).column("y").tolist() == [1, -1, 0]
+
+
+def test_no_labels_are_no_classes() -> None:
+    for labels in ([], pa.array([], pa.string()), np.zeros(0), pd.Series([], dtype=object)):
+        assert _labels_of_nothing(labels).dtype == np.int64
+
+
+def _labels_of_nothing(labels: Any) -> Any:
+    return kdp.from_dataset([], "x", labels=labels).column("y")
+
+
+def test_booleans_have_the_names_true_and_false() -> None:
+    for source in (_ids, _labels, _table, _items, _rows):
+        assert source([True, False], ("true", "false")).column("y").tolist() == [0, 1]
+        assert source([True, False], ("no", "yes")).column("y").tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "uint32", "uint64", "float32"])
+def test_integers_of_any_width_plan_alike(dtype: str) -> None:
+    numbers = [0, 3, 0, 100, 0]
+    assert plans_of(_labels(np.array(numbers, dtype=dtype), None), 3) == plans_of(_labels(numbers, None), 3)
