@@ -15,8 +15,8 @@ import pytest
 import kdpipes as kdp
 from kdpipes import cli
 from kdpipes.cli import main
-from kdpipes.core.errors import printable
 from kdpipes.core.messages import logger, warn
+from kdpipes.core.secrets import printable
 
 # A terminal's title, a color, C1's form of it, a bell, a return to the line's start, and reversals of the direction.
 EVIL = "\x1b]0;owned\x07\x1b[8m\x9b31m\r\u202eevil\u2066\u200f"

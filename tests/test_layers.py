@@ -73,10 +73,21 @@ def test_only_the_top_imports_the_package_itself() -> None:
     assert importers <= LAYERS[-1]
 
 
+def test_one_module_imports_the_datapipes_of_torch() -> None:
+    tool = load_tool("structure")
+    pipes = ("torch.utils.data.datapipes", "torch.utils.data.IterDataPipe", "torch.utils.data.MapDataPipe")
+    importers = {
+        tool.name_of_module(path)
+        for path, tree in tool.parsed().items()
+        if any(name.startswith(pipes) for name in tool.imported_names(path, tree, by_checkers=True))
+    }
+    assert importers == {"kdpipes.core.torch_pipes"}
+
+
 def test_no_modules_or_folders_import_each_other() -> None:
     tool = load_tool("structure")
     graph = tool.import_graph(tool.parsed())
-    assert tool.circles(graph) == [["kdpipes.core.call_text", "kdpipes.core.errors"]]
+    assert tool.circles(graph) == []
     assert tool.circles(tool.folders_of(graph)) == []
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError
@@ -19,6 +18,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.sample import Inputs, Lazy, Sample
 from kdpipes.core.stock import Seeded, shards
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
 from kdpipes.core.user_code import is_users, own_members
 

@@ -18,11 +18,12 @@ from kdpipes.cache.folder import METADATA, layout_in
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore, bound_to
-from kdpipes.core.errors import DataError, check_flag, masked, must_be, reject_field
+from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.secrets import masked
 from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, ClassVar, NamedTuple
 
-from kdpipes.core.errors import masked, must_be
+from kdpipes.core.errors import must_be
 from kdpipes.core.messages import warn
+from kdpipes.core.secrets import masked
 
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
 PATIENCE_S = 60.0  # a claim by a record that is not renewed for this long counts as abandoned

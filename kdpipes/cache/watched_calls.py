@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
@@ -22,6 +21,7 @@ from kdpipes.core.fingerprint import attributes_of, hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import warn
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.user_code import (
     MISSING,
     Change,

@@ -18,7 +18,7 @@ from kdpipes.cli.cache import cache
 from kdpipes.cli.chains import demo, doctor, replay, verify
 from kdpipes.cli.data import copy, index, inspect
 from kdpipes.cli.write import pack, records
-from kdpipes.core.errors import safe_text
+from kdpipes.core.secrets import safe_text
 
 __all__ = ["COMMANDS", "main"]
 

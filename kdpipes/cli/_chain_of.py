@@ -30,7 +30,7 @@ def chain_of(place: str) -> Any:
     Modules are also found in the working directory. The module is run, as by an import. Until the command ends, its
     folder is on the import path, because functions of the module may import from there.
     """
-    from torch.utils.data import IterDataPipe, MapDataPipe
+    from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 
     module, _, name = place.rpartition(":")
     if not module or not name:
@@ -49,8 +49,7 @@ def chain_of(place: str) -> Any:
 
 def list_chains(module: str) -> Answer:
     """List the chains that a module or a file makes. Functions are not called."""
-    from torch.utils.data import IterDataPipe, MapDataPipe
-
+    from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
     from kdpipes.look.rendering import counted
 
     found = _names_in(module).items()

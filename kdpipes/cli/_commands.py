@@ -20,7 +20,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 import click
 from click.core import ParameterSource
 
-from kdpipes.core.errors import KdpipesError, closest, masked, safe_text
+from kdpipes.core.errors import KdpipesError, closest
+from kdpipes.core.secrets import masked, safe_text
 
 INTERRUPTED = 130  # 128 plus the number of the signal, as shells do
 _CLEAR = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # these texts need no class name

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
 
-from kdpipes.core.errors import HIDDEN, is_sequence, masked
+from kdpipes.core.secrets import HIDDEN, masked
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.user_code import is_users_module
 
 CALLED = "_kdpipes_called"  # an attribute of all pipes that is not part of their fingerprint
@@ -85,7 +85,8 @@ def shown_value(value: Any, depth: int = 0) -> str:
 
 def _is_of_library(value: Any) -> bool:
     """Return whether a value is a library's sequence, such as OmegaConf's lists. A user's may be a large dataset."""
-    return is_sequence(value) and not is_users_module(type(value).__module__)
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+    return is_sequence and not is_users_module(type(value).__module__)
 
 
 def _shortened(text: str, longest: int = _LONGEST) -> str:

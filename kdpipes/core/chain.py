@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.graph import edges_from
@@ -20,6 +19,7 @@ from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.randomness import EpochCounter
 from kdpipes.core.registry import Named, pipe_name, short_name
 from kdpipes.core.stock import is_one_to_one, is_replicable, keeps_items_apart, stock_traits
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, Traits
 
 PipeType = TypeVar("PipeType")

@@ -37,12 +37,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.iter import ShardingFilter
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.shared import PackedStrings, Shared
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, ShardingFilter
 from kdpipes.core.user_code import (
     VALUES,
     global_values,

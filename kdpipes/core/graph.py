@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 
 AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
 _LOOKED_AT = 8  # entries of a collection; if none of the first ones is a pipe, the collection holds data

@@ -11,9 +11,7 @@ from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from torch.utils.data import IterDataPipe, get_worker_info
-from torch.utils.data.datapipes._hook_iterator import _SnapshotState
-from torch.utils.data.datapipes.iter import Collator, Mapper, ShardingFilter
+from torch.utils.data import get_worker_info
 
 from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, Node
@@ -32,6 +30,7 @@ from kdpipes.core.randomness import (
 from kdpipes.core.registry import note_methods, note_name, pipe_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.stock import Seeded, has_own_seed, is_of_torchdata, shards
+from kdpipes.core.torch_pipes import Collator, IterDataPipe, Mapper, ShardingFilter, _SnapshotState
 from kdpipes.core.tracebacks import with_short_tracebacks
 
 if TYPE_CHECKING:

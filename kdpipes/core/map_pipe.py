@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, over
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.iter import Shuffler as StreamShuffler
-from torch.utils.data.datapipes.map import Concater, Mapper, Shuffler
-from torch.utils.data.datapipes.map.callable import default_fn
 
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.callback import Callback, call_with_key
@@ -32,6 +28,11 @@ from kdpipes.core.randomness import SampleKey, current_epoch, current_key, plann
 from kdpipes.core.registry import note_methods, note_name, pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
+from kdpipes.core.torch_pipes import IndexedConcater as Concater
+from kdpipes.core.torch_pipes import IndexedMapper as Mapper
+from kdpipes.core.torch_pipes import IndexedShuffler as Shuffler
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, default_fn
+from kdpipes.core.torch_pipes import Shuffler as StreamShuffler
 from kdpipes.core.tracebacks import shorten, with_short_tracebacks
 
 if TYPE_CHECKING:

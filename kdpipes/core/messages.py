@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 
-from kdpipes.core.errors import safe_text
+from kdpipes.core.secrets import safe_text
 
 
 class _SafeText(logging.Filter):

@@ -6,8 +6,6 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
 from kdpipes.core.call_text import CALLED, note_call
 from kdpipes.core.display import shown
 from kdpipes.core.errors import ChainError, closest, must_be
@@ -16,6 +14,7 @@ from kdpipes.core.graph import edges_from
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import argument_check, other_flavour_hint, own_method, pipe_name
 from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import is_kdpipes, with_first_values
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.arithmetic import Joined, Pairs
 from kdpipes.core.bulk import Bulk
@@ -24,6 +23,7 @@ from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
 
 

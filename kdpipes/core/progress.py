@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from kdpipes.core.errors import safe_text
+from kdpipes.core.secrets import safe_text
 
 Item = TypeVar("Item")
 DELAY_S = 2.0  # no bar before

@@ -8,9 +8,8 @@ import keyword
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
 from kdpipes.core.errors import check_choice, closest, must_be
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.user_code import is_kdpipes
 
 Flavour = Literal["map", "iter"]

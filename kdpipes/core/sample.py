@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from kdpipes.core import activity
-from kdpipes.core.errors import ChainError, MissingMemberError, add_note, printable, reject_field
+from kdpipes.core.errors import ChainError, MissingMemberError, add_note, reject_field
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
+from kdpipes.core.secrets import printable
 from kdpipes.core.tracebacks import shorten
 
 _UNPACKING = [dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX")]

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.call_text import note_call
@@ -22,6 +21,7 @@ from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
 from kdpipes.core.registry import Named, pipe_name, register, reject_taken
 from kdpipes.core.sample import Sample, as_sample
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, Traits
 
 _FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes passes

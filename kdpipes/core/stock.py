@@ -14,9 +14,7 @@ import types
 import warnings
 from typing import Any, Protocol, runtime_checkable
 
-from torch.utils.data.datapipes.iter import Collator, Filter, Mapper, ShardingFilter, Shuffler, UnBatcher
-from torch.utils.data.datapipes.map import Mapper as IndexedMapper
-
+from kdpipes.core.torch_pipes import Collator, Filter, IndexedMapper, Mapper, ShardingFilter, Shuffler, UnBatcher
 from kdpipes.core.traits import Traits
 
 _PIPES = "torchdata.datapipes.iter"

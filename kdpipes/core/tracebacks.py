@@ -10,9 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from torch.utils.data import datapipes
-
 from kdpipes.core.errors import KdpipesError
+from kdpipes.core.torch_pipes import datapipes
 
 _VARIABLE = "KDPIPES_TRACEBACK"
 _OWN = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(datapipes.__file__).parent))

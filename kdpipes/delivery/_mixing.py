@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_count, check_number, closest, must_be, reject_field
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.batch_memory import is_channels_last
 from kdpipes.delivery.batch_pipe import BatchPipe

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.batch_memory import Allocate
 from kdpipes.delivery.dealer import Resumable

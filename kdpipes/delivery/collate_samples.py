@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, closest, must_be
@@ -21,6 +20,7 @@ from kdpipes.core.pipe import form_of
 from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.batch_memory import Allocate, allocate
 from kdpipes.delivery.batch_pipe import OneToOne

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
@@ -28,6 +27,7 @@ from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.delivery.by_class import ClassCut
 from kdpipes.delivery.by_length import LengthCut
 from kdpipes.delivery.by_source import SourceCut, shares_of

@@ -11,8 +11,7 @@ from itertools import count, takewhile
 from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import IterDataPipe, get_worker_info
-from torch.utils.data.datapipes.iter import Shuffler
+from torch.utils.data import get_worker_info
 
 from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
@@ -25,6 +24,7 @@ from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.core.stock import is_of_torchdata
+from kdpipes.core.torch_pipes import IterDataPipe, Shuffler
 from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
 from kdpipes.delivery.lanes import (

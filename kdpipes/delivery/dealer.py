@@ -10,10 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch.utils.data import IterDataPipe, get_worker_info
-from torch.utils.data.datapipes.iter import Batcher
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-from torch.utils.data.datapipes.map import Batcher as IndexedBatcher
+from torch.utils.data import get_worker_info
 
 from kdpipes.core.bulk import BulkReader
 from kdpipes.core.chain import Chain
@@ -26,6 +23,7 @@ from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
+from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, Batcher, IndexedBatcher, IterDataPipe
 from kdpipes.core.traits import ItemForm, Traits
 from kdpipes.delivery.cut import Cut
 from kdpipes.delivery.lanes import Cursors, merged

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch.distributed
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from kdpipes.core.errors import check_choice, check_count, check_one_of
+from kdpipes.core.torch_pipes import SHARDING_PRIORITIES
 
 Uneven = Literal["keep", "pad", "drop"]
 _IN_EPOCH = (

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
 

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data import get_worker_info
 
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.dealer import Resumable
 

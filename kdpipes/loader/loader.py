@@ -23,9 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal, NoReturn, ParamSpec
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.map import Batcher
-
 from kdpipes.core.chain import Chain
 from kdpipes.core.display import shown
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
@@ -33,6 +30,8 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import load_torchdata, shards
+from kdpipes.core.torch_pipes import IndexedBatcher as Batcher
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.tracebacks import shorten
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import ranks_now

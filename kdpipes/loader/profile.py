@@ -13,13 +13,11 @@ from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
 
-from torch.utils.data import MapDataPipe
-from torch.utils.data.datapipes.iter import ShardingFilter
-
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.torch_pipes import MapDataPipe, ShardingFilter
 from kdpipes.delivery import meter
 from kdpipes.delivery.meter import OUTSIDE, Meters, size_of
 from kdpipes.delivery.state import main_part

@@ -16,8 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
-from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Collator, Mapper
 
 from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
@@ -29,6 +27,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
 from kdpipes.core.shared import Shared, is_sharing
 from kdpipes.core.stock import is_of_torchdata
+from kdpipes.core.torch_pipes import Collator, IterDataPipe, Mapper
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
 from kdpipes.delivery.skipping import SkipLimits

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, SequentialSampler, default_collate, get_worker_info
-from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import must_be
+from kdpipes.core.torch_pipes import _IterDataPipeSerializationWrapper
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.state import dealer_before, load_state, state_of
 

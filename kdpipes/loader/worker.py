@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import graph_settings
-from torch.utils.data.datapipes.iter import ShardingFilter
-from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
-
 from kdpipes.core.chain import Chain
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.stock import Seeded
+from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, ShardingFilter, graph_settings
 from kdpipes.delivery.dealer import Dealer, Dealt
 from kdpipes.delivery.skipping import Skip
 from kdpipes.delivery.state import Counting, Position

@@ -19,12 +19,13 @@ from PIL import Image
 
 from kdpipes.cache.folder import layout_in
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, check_count, masked, printable
+from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.core.sample import Sample
+from kdpipes.core.secrets import masked, printable
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
 from kdpipes.look.rendering import class_name, counted, table_lines
 from kdpipes.plan.class_counts import class_counts

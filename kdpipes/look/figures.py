@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from kdpipes.core.chain import Chain, Node
-from kdpipes.core.errors import ChainError, check_count, must_be, printable
+from kdpipes.core.errors import ChainError, check_count, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import a_datapipe
+from kdpipes.core.secrets import printable
 from kdpipes.look.rendering import class_name
 from kdpipes.look.show import COLORS, NodeView, length_text, views_of
 from kdpipes.plan.class_counts import class_counts

@@ -13,14 +13,15 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import MapDataPipe
 
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, check_count, printable, safe_text
+from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.map_pipe import item_at
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
+from kdpipes.core.secrets import printable, safe_text
+from kdpipes.core.torch_pipes import MapDataPipe
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from torch.utils.data import MapDataPipe
-
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.torch_pipes import MapDataPipe
 from kdpipes.delivery import meter
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.profile import COPYING, Measured, WorkerTimes

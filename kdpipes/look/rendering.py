@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kdpipes.core.errors import printable
+from kdpipes.core.secrets import printable
 
 if TYPE_CHECKING:
     import jinja2

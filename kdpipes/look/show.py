@@ -5,18 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Batcher, IterableWrapper, UnBatcher
-from torch.utils.data.datapipes.map import Batcher as IndexedBatcher
-from torch.utils.data.datapipes.map import SequenceWrapper
-
 from kdpipes.core.call_text import arguments_of
 from kdpipes.core.chain import Chain, Node
-from kdpipes.core.errors import printable, safe_text
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
+from kdpipes.core.secrets import printable, safe_text
 from kdpipes.core.stock import Seeded, is_of_torchdata, shards
+from kdpipes.core.torch_pipes import Batcher, IndexedBatcher, IterableWrapper, IterDataPipe, SequenceWrapper, UnBatcher
 from kdpipes.look.rendering import class_name, counted, render
 from kdpipes.plan.class_counts import class_counts
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.arithmetic import keep_classes
 from kdpipes.core.errors import check_one_of
@@ -18,6 +17,7 @@ from kdpipes.core.messages import warn
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.plan._classes import check_classes, class_in, labels_of, to_labels
 
 Classes = Sequence[int | str]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.callback import Callback
@@ -19,6 +18,7 @@ from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.torch_pipes import IterDataPipe
 
 Keep = Callable[..., Any]
 

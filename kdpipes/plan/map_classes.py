@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.arithmetic import UNLABELLED, smallest_int
 from kdpipes.core.errors import DataError, check_choice, check_names, must_be
@@ -21,6 +20,7 @@ from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.plan._classes import no_class, plain, shown, to_labels
 
 Unmapped = Literal["drop", "keep", "raise"]

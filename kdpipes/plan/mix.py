@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.arithmetic import interleave, interleave_exactly, share_exactly, smallest_int
 from kdpipes.core.callback import Callback
@@ -34,6 +33,7 @@ from kdpipes.core.plan_pipe import PlanPipe, join_shards, shared_class_names
 from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
 from kdpipes.plan.sample_weighted import temperature_at
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.arithmetic import UNLABELLED, oversample_exact, oversample_multiply
 from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, must_be
@@ -19,6 +18,7 @@ from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.randomness import plan_epoch
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.plan._classes import class_in, labels_of, to_labels
 
 Mode = Literal["multiply", "exact"]

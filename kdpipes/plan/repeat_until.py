@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe
 
 from kdpipes.core.arithmetic import Rounds
 from kdpipes.core.chain import Chain
@@ -17,6 +16,7 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe, join_shards
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
+from kdpipes.core.torch_pipes import IterDataPipe
 
 
 class _Goal:

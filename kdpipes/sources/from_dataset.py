@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe, MapDataPipe, TensorDataset
+from torch.utils.data import TensorDataset
 
 from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.callback import Callback, call_seeded
@@ -37,6 +37,7 @@ from kdpipes.core.randomness import GlobalUse, SampleKey, using_key
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Loaded, Sample
 from kdpipes.core.shared import Shared, is_sharing
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.user_code import own_members
 from kdpipes.sources.from_ids import by_position
 

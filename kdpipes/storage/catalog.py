@@ -14,9 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from kdpipes.core.errors import DataError, FieldError, masked
+from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import logger
 from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads
 from kdpipes.storage.answers import MAX_BYTES, TooLargeError
 from kdpipes.storage.catalog_file import KnownIndexes, cached_index, joined_once

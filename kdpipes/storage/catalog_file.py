@@ -13,8 +13,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kdpipes.core.errors import DataError, masked
+from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger
+from kdpipes.core.secrets import masked
 from kdpipes.storage.files import (
     Version,
     cache_folder,

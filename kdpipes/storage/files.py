@@ -22,7 +22,8 @@ from typing import IO, Any, NamedTuple, TypeVar
 import platformdirs
 from filelock import FileLock, Timeout
 
-from kdpipes.core.errors import DataError, as_cause, masked
+from kdpipes.core.errors import DataError, as_cause
+from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads
 from kdpipes.storage.answers import MAX_BYTES, Content, TooLargeError, Wanted, WrongAnswerError
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of

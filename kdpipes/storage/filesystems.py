@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
-from kdpipes.core.errors import masked, must_be
+from kdpipes.core.errors import must_be
+from kdpipes.core.secrets import masked
 from kdpipes.storage.access import current_access
 from kdpipes.storage.object_store import with_obstore
 from kdpipes.storage.urls import identity_of, is_local, split_chain

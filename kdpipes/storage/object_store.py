@@ -19,8 +19,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kdpipes.core.errors import masked
 from kdpipes.core.processes import forget_after_fork
+from kdpipes.core.secrets import masked
 from kdpipes.storage.answers import Answer, NoRangesError, Wanted
 
 _WITHOUT_EFFECT = {  # on reads through obstore

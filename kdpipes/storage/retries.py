@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 
 from fsspec.asyn import sync
 
-from kdpipes.core.errors import masked
 from kdpipes.core.messages import logger
+from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads, current_access
 from kdpipes.storage.answers import Answer, NoRangesError, TooLargeError, Wanted, checked_read
 from kdpipes.storage.filesystems import PrivateHostError

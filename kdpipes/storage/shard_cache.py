@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.errors import DataError, masked
+from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger, warn
 from kdpipes.core.processes import forget_after_fork
+from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.files import CAN_HOLD, HeldFile, ReplacedError, cache_folder, pread

@@ -18,8 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.iter import IterableWrapper
 
 from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
@@ -28,6 +26,7 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded
+from kdpipes.core.torch_pipes import IterableWrapper, IterDataPipe, MapDataPipe
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.receipt import verify_receipts
@@ -295,7 +294,7 @@ def _keyed(deal: Dealer) -> Any:
 
 def _source(flavour: Flavour, items: Sequence[Any] = _ITEMS) -> Any:
     if flavour == "map":
-        from torch.utils.data.datapipes.map import SequenceWrapper
+        from kdpipes.core.torch_pipes import SequenceWrapper
 
         return SampleMakerMapDataPipe(SequenceWrapper(list(items), deepcopy=False), fields="x y")
     return SampleMakerIterDataPipe(IterableWrapper(list(items), deepcopy=False), fields="x y")

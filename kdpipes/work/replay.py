@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, closest, must_be
@@ -19,6 +17,7 @@ from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapper
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, Shuffler
 
 
 def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe: Any) -> Any:

@@ -27,8 +27,9 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from kdpipes.core.errors import DataError, as_cause, check_count, masked, must_be
+from kdpipes.core.errors import DataError, as_cause, check_count, must_be
 from kdpipes.core.progress import bytes_if_slow
+from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Access, current_access, using
 from kdpipes.storage.files import draft_of, locked, naming, version_in
 from kdpipes.storage.filesystems import filesystem_of

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
-from kdpipes.core.errors import ChainError, masked, must_be
+from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
+from kdpipes.core.secrets import masked
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import remote_info
 from kdpipes.storage.urls import identity_of, is_local, split_chain

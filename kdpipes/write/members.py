@@ -18,10 +18,11 @@ import torch
 from PIL import Image
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, masked, must_be
+from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.messages import logger
 from kdpipes.core.sample import Sample
+from kdpipes.core.secrets import masked
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import Version
 from kdpipes.storage.images import open_image

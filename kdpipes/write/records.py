@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.callback import Callback, call_seeded
@@ -41,6 +40,7 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import PackedStrings, Shared
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import draft_of, read_url, replace_file
 from kdpipes.storage.jobs import check_workers, run_jobs

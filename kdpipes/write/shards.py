@@ -27,7 +27,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
@@ -40,6 +39,7 @@ from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.catalog import index_beside, index_url
 from kdpipes.storage.files import create_url, forget_listings, locked, read_url, version_of, write_url

@@ -13,12 +13,13 @@ from PIL import Image
 
 from kdpipes.cache.cache import Cacher, is_cached
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, masked
+from kdpipes.core.errors import DataError
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import logger
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
+from kdpipes.core.secrets import masked
 from kdpipes.look.batch import columns_of
 from kdpipes.look.doctor.rules import (
     Facts,

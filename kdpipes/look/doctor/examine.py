@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import check_count, must_be
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.loader.autotune import available_cores
 from kdpipes.loader.loader import Loader

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import Batcher, Mapper, ShardingFilter, Shuffler, UnBatcher
-
 from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.stock import Seeded, is_of_torchdata, shards
+from kdpipes.core.torch_pipes import Batcher, IterDataPipe, Mapper, ShardingFilter, Shuffler, UnBatcher
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import group_ranks, ranks_now
 from kdpipes.look.doctor.rules import Facts, Wrong, contents, rule, upstream_nodes

@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from torch.utils.data import IterDataPipe
-from torch.utils.data.datapipes.iter import ShardingFilter, Shuffler
-
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.graph import upstream_of
@@ -23,6 +20,7 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import logger
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import is_of_torchdata
+from kdpipes.core.torch_pipes import IterDataPipe, ShardingFilter, Shuffler
 from kdpipes.work.fields import Selector
 
 Severity = Literal["error", "warning", "hint"]

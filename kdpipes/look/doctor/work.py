@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.datapipes.iter import Shuffler
 
 from kdpipes.cache.cache import CacheIterDataPipe, CacheMapDataPipe
 from kdpipes.core import pickling
@@ -22,6 +20,7 @@ from kdpipes.core.pipe import fields_of as fields_known
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared, sharing
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, Shuffler
 from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.rules import Facts, Wrong, callables_of, contents, rule, selected_names, shrinks
 from kdpipes.look.rendering import bytes_text
