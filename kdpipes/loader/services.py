@@ -248,7 +248,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
             limits = SkipLimits(handler, dealer.sharding().num_ranks, position.number)
         if dealer is not None and dealer.has_lanes:
             plan = dealer.lane_plan()
-            if num_workers > plan.num_groups and not self._has_warned:
+            if plan is not None and num_workers > plan.num_groups and not self._has_warned:
                 self._has_warned = True
                 warn(plan.idle_text(num_workers), stacklevel=2)
         return Merger(

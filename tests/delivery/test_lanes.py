@@ -141,6 +141,15 @@ def test_each_sample_comes_once(urls: list[str], uneven: Any, service: str) -> N
     assert len(own) == 88 if uneven != "drop" else 88 - 3 * 11 <= len(own) < 88
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_batch_of_more_lanes_than_shards_is_read_whole(urls: list[str], service: str) -> None:
+    chain = kdp.stream_shards(urls[:3]).select("key").deal(global_batch_size=4)
+    expected = [[key for (key,) in batch] for batch in chain]
+    with kdp.Loader(chain, reading_service=SERVICES[service]()) as loader:
+        assert [[key for (key,) in batch] for batch in loader] == expected
+    assert sum(map(len, expected)) == 3 + 4 + 5
+
+
 def opened_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     opened: list[str] = []
 
