@@ -115,7 +115,7 @@ def files_of(table: Any, *, sep: str | None) -> list[str]:
 
 
 def _is_folder(url: str) -> bool:
-    return Path(url).is_dir() if is_local(url) else url.endswith("/")
+    return url.endswith("/") if not is_local(url) else url != "" and Path(url).is_dir()
 
 
 def _in_folder(url: str) -> list[str]:

@@ -144,6 +144,7 @@ def test_it_stays_linear_without_a_python_loop() -> None:
         (pa.table({"k": pa.array(["a", "a"]).dictionary_encode()}), {"key": "k"}, kdp.DataError, "'a' occurs 2 times"),
         ({"a": [1], "b": [1, 2]}, {}, kdp.DataError, "cannot be read"),
         (3, {}, TypeError, "`table` must be a path, a DataFrame"),
+        ("", {}, ValueError, r"`table` must be a file that ends in \.parquet, .*, but is '' instead"),
         ("labels.xlsx", {}, ValueError, r"must be a file that ends in \.parquet, \.csv, \.tsv"),
     ],
 )
