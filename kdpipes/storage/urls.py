@@ -123,8 +123,13 @@ def join_url(root: str, path: str) -> str:
     'zip://birds/heron/1.jpg::file:///b.zip'
     >>> join_url("memory://", "heron/1.jpg")
     'memory://heron/1.jpg'
+    >>> join_url("std::vector/", "1.jpg")
+    'std::vector/1.jpg'
     """
-    folder, separator, rest = split_chain(root)
+    # Image folders join a path for each sample, so this does not call `split_chain`.
+    if "://" not in root:
+        return f"{root.rstrip('/')}/{path}"
+    folder, separator, rest = root.partition("::")
     folder = folder if folder.endswith("://") else f"{folder.rstrip('/')}/"
     return f"{folder}{path}{separator}{rest}"
 
