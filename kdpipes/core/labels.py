@@ -1,26 +1,26 @@
-"""The one place that decides what a label is: which values are classes, and which number and name each class has.
+"""The rules for labels of all sources: which values are classes, and the number and name of each class.
 
 Every source passes its labels through `number_labels`, if it knows all of them, or through `class_of`, if it reads
 them sample by sample and has class names. Plan pipes, which need classes, use `as_classes`.
 
 | labels | without class names | with class names |
 |---|---|---|
-| integers of any width, from any first number, with gaps | stay the numbers they are | the same, checked |
+| integers of any width, from any first number, with gaps | unchanged | the same, checked |
 | whole floats (`2.0`) | integers | the same, checked |
-| other floats | stay numbers, which are no classes | an error |
+| other floats | stay numbers, not classes | an error |
 | booleans | 0 and 1 | those of the names "true" and "false", or else 0 and 1 |
 | texts | numbered in sorted order (by code point) | the number of the name |
 | texts that are all numbers, as Python writes them | these numbers | the same, unless a name is a number |
 | texts that only look like numbers (`"007"`, `"1e5"`) | texts | texts |
-| byte strings | their text in UTF-8 | their text in UTF-8 |
+| byte strings | text, decoded as UTF-8 | text, decoded as UTF-8 |
 | members of an `Enum` | numbered in order of definition; names are the members' names | the number of its name |
 | categories of pandas, Arrow or polars | their own order and names; numbers stay numbers | the number of the name |
-| missing: None, NaN, `pandas.NA`, NaT, null, masked, empty text | -1; among floats that are no classes, NaN | -1 |
-| vectors, lists, dictionaries and other values | stay as they are | stay as they are |
+| missing: None, NaN, `pandas.NA`, NaT, null, masked, empty text | -1; among floats that are not classes, NaN | -1 |
+| vectors, lists, dictionaries and other values | unchanged | unchanged |
 
-Without class names, the second column holds where all labels are known at once. Labels that are read sample by sample
-stay as they are, because neither the classes nor the kind of all labels is known. A plan pipe reads all of them, and
-takes those for classes that the second column would number.
+Without class names, the second column applies if all labels are known at once. Labels that are read sample by sample
+are left unchanged, because neither the classes nor the types of all labels are known. A plan pipe reads all labels, and
+interprets them by the second column.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from kdpipes.core.sample import Lazy, Loaded, Sample
 
 LABEL_FIELDS = ("y", "cls")  # the fields that hold labels: those of samples, and of webdataset's shards
 RANGES = (
-    " Numbers that are not whole are no classes. Make classes of ranges: `.transform('y', lambda y: int(y // 10))`."
+    " Classes must be whole numbers. Turn ranges of numbers into classes: `.transform('y', lambda y: int(y // 10))`."
 )
 Names = tuple[str, ...] | None
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_EXACT = 2.0**53  # floats below are exact integers
+_EXACT = 2.0**53  # all integers below are exact as floats
 
 
 class Labels(NamedTuple):
@@ -63,7 +63,7 @@ class Labels(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """Labels as positions in a list of distinct values. The last value is None if a position is -1: a missing label."""
+    """Labels as positions in a list of distinct values. The last value is None if there is a position -1, a missing label."""
 
     values: list[Any]
     codes: NDArray[Any]
@@ -72,7 +72,7 @@ class _Factors(NamedTuple):
 
 @runtime_checkable
 class _ClassLabel(Protocol):
-    """A feature of a Hugging Face data set with class names."""
+    """A feature with class names of a Hugging Face dataset."""
 
     names: Any
 
@@ -86,7 +86,7 @@ def number_labels(labels: Any, names: Names = None, *, param: str = "labels") ->
         param: The argument that holds the labels, for errors.
 
     Raises:
-        ValueError: There are `names`, and a label is neither one of them nor the number of one.
+        ValueError: A label is neither one of `names` nor a class number below `len(names)`.
 
     >>> number_labels(["stork", None, "heron"])
     Labels(column=array([ 1, -1,  0]), names=('heron', 'stork'))
@@ -110,7 +110,7 @@ def class_of(label: Any, names: tuple[str, ...]) -> Any:
     """Return the number of a label's class, -1 for a missing label; vectors and dictionaries are returned unchanged.
 
     Raises:
-        ValueError: The label is neither one of `names` nor the number of one.
+        ValueError: The label is neither one of `names` nor a class number below `len(names)`.
 
     >>> [class_of(label, ("heron", "stork")) for label in ("stork", 1.0, b"heron", None)]
     [1, 1, 0, -1]
@@ -138,7 +138,7 @@ def numbered(label: Lazy, names: tuple[str, ...], *, are_given: bool = True) -> 
     Args:
         label: The label.
         names: The names of the classes 0, 1, ...
-        are_given: Whether the user has passed the names. If a data set has them, they may not be those of its labels
+        are_given: Whether the user has passed the names. Names that come from a dataset may not fit its labels
             (`target_transform`), so numbers without a name are returned unchanged.
     """
 
@@ -197,9 +197,9 @@ def is_same(one: Any, other: Any, names: Names) -> bool:
 
 
 def as_classes(column: NDArray[Any]) -> NDArray[Any]:
-    """Return labels of any source as the integers or texts that plan pipes take for classes.
+    """Return labels of any source as the integers or texts that plan pipes use as classes.
 
-    Labels that are no classes are returned unchanged.
+    Labels that are not classes are returned unchanged.
 
     >>> as_classes(np.array([1.0, np.nan])), as_classes(np.array([0.5, 1.0]))
     (array([ 1, -1]), array([0.5, 1. ]))
@@ -218,7 +218,7 @@ def as_classes(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def label_of(value: Any) -> Any:
-    """Return one label as a plan pipe takes it: an integer or a text, -1 if it is missing; other values unchanged.
+    """Return one label as plan pipes use it: an integer or a text, -1 if it is missing; other values unchanged.
 
     >>> [label_of(value) for value in (2.0, True, b"heron", None, 0.5)]
     [2, 1, 'heron', -1, 0.5]
@@ -250,7 +250,7 @@ def class_names_in(dataset: Any, fields: Sequence[str]) -> Names:
 
 
 def _as_array(labels: Any) -> Any:
-    """Return labels as an array; categories of pandas and columns of Arrow that are no numbers stay as they are."""
+    """Return labels as an array; pandas categories, and Arrow columns other than numbers, are kept."""
     if hasattr(labels, "to_arrow"):  # polars
         labels = labels.to_arrow()
     if hasattr(labels, "dictionary_encode"):
@@ -278,7 +278,7 @@ def _objects(labels: Any) -> NDArray[Any]:
 
 
 def _needs_no_names(column: NDArray[Any], names: Names) -> bool:
-    """Return whether names change nothing, because all labels are the numbers of classes."""
+    """Return whether all labels are class numbers already, so that names do not change them."""
     if names is None or not len(column):
         return True
     return column.dtype.kind in "iu" and bool(column.min() >= UNLABELLED) and bool(column.max() < len(names))
@@ -333,7 +333,7 @@ def _of_categories(values: list[Any], codes: NDArray[Any]) -> _Factors:
 
 
 def _numbered(factors: _Factors) -> tuple[NDArray[Any] | None, Names]:
-    """Return the number of each distinct label, and the names of the classes; None if the labels are no classes."""
+    """Return the number of each distinct label, and the names of the classes; None if the labels are not classes."""
     plain = list(map(_plain, factors.values))
     if _are(int | float, plain):
         return _with_missing(plain), None
@@ -355,7 +355,7 @@ def _numbered(factors: _Factors) -> tuple[NDArray[Any] | None, Names]:
 
 
 def _named(factors: _Factors, names: tuple[str, ...], param: str) -> NDArray[Any] | None:
-    """Return the number of each distinct label by the names of the classes; None if the labels are no classes."""
+    """Return the number of each distinct label by the names of the classes; None if the labels are not classes."""
     used = set(np.unique(factors.codes % max(len(factors.values), 1)).tolist())
     values = [value if place in used else None for place, value in enumerate(factors.values)]
     try:
@@ -370,7 +370,7 @@ def _are(kinds: Any, plain: Sequence[Any]) -> bool:
 
 
 def _with_missing(numbers: Sequence[int | float | None]) -> NDArray[Any]:
-    """Return numbers as an array, in which missing ones are -1; NaN if there are floats that are no classes."""
+    """Return numbers as an array. Missing ones are -1, or NaN if there are floats that are not classes."""
     if not numbers:
         return np.zeros(0, dtype=np.int64)
     missing = math.nan if any(isinstance(number, float) for number in numbers) else UNLABELLED
@@ -424,7 +424,7 @@ def _numbers_of(names: tuple[str, ...]) -> tuple[dict[str, int], bool]:
 
 
 def _numbers_in(texts: Sequence[str]) -> list[Any] | None:
-    """Return the numbers that texts write, None for "nan"; None if a text writes none.
+    """Return the numbers that texts represent, None for "nan"; None if a text does not represent a number.
 
     >>> _numbers_in(["1", "10"]), _numbers_in(["0.50", "1e-05"]), _numbers_in(["007"]), _numbers_in(["1e5"])
     ([1, 10], [0.5, 1e-05], None, None)
@@ -437,6 +437,6 @@ def _numbers_in(texts: Sequence[str]) -> list[Any] | None:
 
 
 def _number_in(text: str) -> Any:
-    """Return the number that a text writes, or else the text."""
+    """Return the number that a text represents, or else the text."""
     numbers = _numbers_in([text])
     return text if numbers is None else numbers[0]

@@ -29,9 +29,9 @@ from kdpipes.storage.images import open_image
 from kdpipes.storage.urls import is_local
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 
-MASK_NAMES = ("mask", "masks", "segmentation", "seg", "annotation", "label_map")  # of fields
+MASK_NAMES = ("mask", "masks", "segmentation", "seg", "annotation", "label_map")  # names of fields
 _REMEDY = (
-    'Replace the file, or read it again if its storage has cut it, or leave out such samples with `.on_error("skip")`.'
+    'Replace the file, read it again if the storage truncated it, or skip such samples with `.on_error("skip")`.'
 )
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
@@ -403,8 +403,8 @@ class ImageDecoder(Operation):
     backends return the same pixels as Pillow. See `kdp.Resize` for pixels after resizing.
 
     Args:
-        field: The name of the field. It holds bytes, also as an array `[n] uint8`; the path of a local file; an image
-            of Hugging Face, `{"bytes": ..., "path": ...}`; a Pillow image, which does not change; or None.
+        field: The name of the field. Its value may be bytes; an array of bytes, `[n] uint8`; the path of a local file; an
+            image as Hugging Face stores it, `{"bytes": ..., "path": ...}`; a Pillow image, which is kept; or None.
         backend: The decoder for JPEGs. "auto": the fastest one that is installed. "turbojpeg": libjpeg-turbo 3, which
             decodes regions; from the system, the extra `fast`, or the path in the environment variable
             `KDPIPES_TURBOJPEG`. "simplejpeg": the library of the extra `fast`, which decodes whole images. "pillow":
@@ -517,13 +517,13 @@ class ImageDecoder(Operation):
 
 
 def _content_of(value: Any) -> bytes | None:
-    """Return the bytes of an encoded image in any of the forms that data sets have; None for a missing image.
+    """Return the bytes of an encoded image in any form that datasets use; None for a missing image.
 
     Raises:
-        DataError: A path leads to no local file.
+        DataError: A path does not lead to a local file.
         TypeError: The value is of another kind.
     """
-    if isinstance(value, Mapping) and value and value.keys() <= {"bytes", "path"}:  # of Hugging Face
+    if isinstance(value, Mapping) and value and value.keys() <= {"bytes", "path"}:  # as Hugging Face stores images
         content = value.get("bytes")
         value = value.get("path") if content is None else content
     if isinstance(value, torch.Tensor):
@@ -536,7 +536,7 @@ def _content_of(value: Any) -> bytes | None:
         return _read_local(os.fspath(value))
     if value is None:
         return None
-    hint = "Pixels in arrays and tensors need no decoding." if hasattr(value, "shape") else ""
+    hint = "Arrays and tensors of pixels need no decoding: remove this pipe." if hasattr(value, "shape") else ""
     kind = type(value).__name__
     raise TypeError(
         f"`decode_images` takes bytes or the path of a local file, but the field holds {kind}. {hint}".strip()
@@ -545,9 +545,10 @@ def _content_of(value: Any) -> bytes | None:
 
 def _read_local(path: str) -> bytes:
     if not is_local(path):
-        raise DataError(f"{path!r} is not a local file. `kdp.from_table(..., path=...)` and `kdp.from_ids` read URLs.")
+        hint = "To read URLs, use `kdp.from_table(..., path=...)` or `kdp.from_ids`."
+        raise DataError(f"{path!r} is not a local file. {hint}")
     if Path(path).exists() and not Path(path).is_file():  # reading a device or a pipe may never end
-        raise DataError(f"{path!r} is not a regular file.")
+        raise DataError(f"{path!r} is not a regular file. Name a file that contains an image.")
     return read_url(path)
 
 

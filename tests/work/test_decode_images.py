@@ -148,12 +148,12 @@ def test_a_value_that_is_no_encoded_image_is_an_error(tmp_path: Path) -> None:
         (3, TypeError, "`decode_images` takes bytes or the path of a local file, but the field holds int"),
         ({"width": 3}, TypeError, "but the field holds dict"),
         ({}, TypeError, "but the field holds dict"),
-        (np.zeros((4, 4, 3), np.uint8), TypeError, "holds ndarray. Pixels in arrays and tensors need no decoding"),
+        (np.zeros((4, 4, 3), np.uint8), TypeError, "holds ndarray. Arrays and tensors of pixels need no decoding"),
         (str(tmp_path / "missing.jpg"), FileNotFoundError, "There is no file '.*missing.jpg'"),
         (str(tmp_path), kdp.DataError, "' is not a regular file"),
         ("/dev/zero", kdp.DataError, "'/dev/zero' is not a regular file"),
         (str(tmp_path / "pipe"), kdp.DataError, "pipe' is not a regular file"),
-        ("http://127.0.0.1/a.jpg", kdp.DataError, r"is not a local file. `kdp.from_table\(..., path=...\)`"),
+        ("http://127.0.0.1/a.jpg", kdp.DataError, r"is not a local file. To read URLs, use `kdp.from_table\(..., path=...\)`"),
         ("file:///a.jpg", kdp.DataError, "is not a local file"),
     ]
     for value, kind, words in cases:
