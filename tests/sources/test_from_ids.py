@@ -108,7 +108,7 @@ def test_columns_of_one_table_belong_together_whatever_its_order(table: pd.DataF
     assert pairs_of(table["id"], SHUFFLED.set_index("id")["breed"].to_dict()) == wanted
 
 
-def test_a_series_whose_index_says_nothing_is_refused_with_the_way_to_write_it() -> None:
+def test_a_series_without_a_matching_index_is_refused() -> None:
     for ids in (list("abcdef"), SHUFFLED["id"].reset_index(drop=True), SHUFFLED.sort_index()["id"]):
         with pytest.raises(ValueError, match=r"`labels\.to_numpy\(\)` .* or `labels\.to_dict\(\)`"):
             kdp.from_ids(ids, SHUFFLED["breed"], load=str)

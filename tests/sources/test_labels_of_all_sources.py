@@ -170,7 +170,7 @@ def test_sources_that_know_all_labels_number_them_alike(kind: str, source: Any) 
 
 @each_kind
 @names_of(ONE_BY_ONE)
-def test_sources_that_read_labels_with_samples_leave_them_but_plan_alike(kind: str, source: Any) -> None:
+def test_labels_read_with_samples_stay_but_are_planned_alike(kind: str, source: Any) -> None:
     labels, numbers, _ = KINDS[kind]
     pipe = source(labels, None)
     assert pipe.class_names() is None
@@ -327,7 +327,7 @@ def test_numbers_that_are_no_classes_stay_numbers(values: Any) -> None:
             list(made)
 
 
-def test_a_missing_number_is_not_minus_one_among_numbers_that_are_no_classes() -> None:
+def test_a_missing_number_among_other_floats_is_nan() -> None:
     column = _ids([0.5, None, 1.0], None).column("y")
     assert np.isnan(column[1])
     assert _ids([None, None], None).column("y").tolist() == [-1, -1]

@@ -152,7 +152,7 @@ def test_no_look_changes_a_label(kind: type[Dataset], look: str) -> None:
 
 
 @pytest.mark.parametrize("kind", AGREEING)
-def test_targets_that_items_hold_serve_plans_without_loading_all_items(kind: type[Dataset]) -> None:
+def test_a_plan_by_targets_that_items_hold_loads_few_items(kind: type[Dataset]) -> None:
     dataset = kind()
     pipe = kdp.from_dataset(dataset)
     column = pipe.column("y")
@@ -163,7 +163,7 @@ def test_targets_that_items_hold_serve_plans_without_loading_all_items(kind: typ
 
 
 @pytest.mark.parametrize("kind", DIFFERING)
-def test_targets_that_items_do_not_hold_are_ignored_with_one_warning(kind: type[Dataset]) -> None:
+def test_targets_that_items_do_not_hold_are_ignored(kind: type[Dataset]) -> None:
     pipe = kdp.from_dataset(kind())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
