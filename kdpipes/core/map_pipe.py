@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Container, Iterator, Sequence
 from enum import Enum
-from itertools import pairwise
+from itertools import islice, pairwise
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, overload
 
@@ -24,7 +24,7 @@ from kdpipes.core.graph import upstream_of
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, gives_samples
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.core.randomness import SampleKey, current_epoch, current_key, planning, using_key
+from kdpipes.core.randomness import SampleKey, chooser, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_methods, note_name, pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
@@ -43,6 +43,8 @@ else:
 _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
 _READS = "_kdpipes_reads"
+_DRAWING = "_kdpipes_drawing"
+_WATCHED = 8  # samples of a column that show whether its values are drawn at random
 _BULK = 512  # samples of a column that a remote source is asked for at a time
 
 
@@ -78,7 +80,7 @@ class MapPipe(Pipe, MapChain):
                 "instead. Random numbers are drawn in `transform`, `add_field` or methods of `kdp.SampleSource`."
             ) from None
 
-    computed: ClassVar[tuple[str, ...]] = (_KEPT_LABELS, _EPOCH, _READS)
+    computed: ClassVar[tuple[str, ...]] = (_KEPT_LABELS, _EPOCH, _READS, _DRAWING)
 
     def __len__(self) -> int:
         raise TypeError(f"{type(self).__name__} must implement `__len__`.")
@@ -226,12 +228,26 @@ class MapPipe(Pipe, MapChain):
         """
         if not isinstance(name, str):
             raise TypeError(must_be("name", "the name of a field", name))
-        if name != "y":
-            return self._checked_column(name)
         kept: Shared[NDArray[Any]] | None = self.__dict__.get(_KEPT_LABELS)
-        if kept is None:
-            kept = self.__dict__[_KEPT_LABELS] = Shared(self._checked_column(name))
-        return kept.value
+        if name != "y":
+            column = self._checked_column(name)
+        elif kept is None:
+            column = self._checked_column(name)
+            self.__dict__[_KEPT_LABELS] = Shared(column)
+        else:
+            column = kept.value
+        self._reject_drawn(name)
+        return column
+
+    def _reject_drawn(self, name: str) -> None:
+        """Raise ChainError if samples are to be chosen by values that are drawn at random."""
+        operation, by = self.__dict__.get(_DRAWING, {}).get(name), chooser()
+        if operation is not None and by is not None:
+            raise ChainError(
+                f"`{by}` chooses samples by {name!r}, which `{operation}` draws at random: the samples that are "
+                f"delivered would have other values. Put `{by}` before `{operation}`, or draw the values once, before "
+                "the source is made."
+            )
 
     def has_column(self, name: str) -> bool:
         """Return whether `column(name)` is already in memory."""
@@ -256,8 +272,15 @@ class MapPipe(Pipe, MapChain):
 
     def read_column(self, name: str) -> NDArray[Any]:
         """Read one field of all samples. A source overrides this if it can read the field without making samples."""
-        samples = shown_if_slow(self._all_ahead(), len(self), f"reading {name!r}")
-        return as_column([value_of(sample, name) for sample in samples])
+        samples = iter(shown_if_slow(self._all_ahead(), len(self), f"reading {name!r}"))
+        values, watched = [], [*islice(samples, _WATCHED)]
+        for sample in watched:
+            with sample.watching_draws() as drawn:
+                values.append(value_of(sample, name))
+                operation = drawn()
+            if operation is not None:
+                self.__dict__[_DRAWING] = {**self.__dict__.get(_DRAWING, {}), name: operation}
+        return as_column([*values, *(value_of(sample, name) for sample in samples)])
 
     def _all_ahead(self) -> Iterator[Sample]:
         """Yield all samples. What a remote source needs for them is read in bulk, a window ahead."""

@@ -19,7 +19,7 @@ from kdpipes.core.map_pipe import BatchShares, MapPipe, as_column, indexed
 from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
-from kdpipes.core.randomness import plan_epoch, planning
+from kdpipes.core.randomness import choosing, plan_epoch, planning
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
@@ -98,7 +98,7 @@ class PlanPipe(MapPipe):
     def chosen(self, epoch: int = 0) -> Any:
         """Return the plan of an epoch. It must not be modified."""
         if self._planned is None:
-            with planning(0):
+            with planning(0), choosing(pipe_name(self)):
                 made = self._kept(self.plan(0))
             redrawn = None if self.goes_by == "number" else self._redrawn_upstream(of_labels=self.goes_by == "labels")
             self._is_fixed = redrawn is not None

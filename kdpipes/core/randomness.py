@@ -224,6 +224,19 @@ def planning(epoch: int) -> _Using:
     return _Using(_planned, epoch)
 
 
+_chooser: ContextVar[str | None] = ContextVar("_chooser", default=None)
+
+
+def choosing(name: str) -> _Using:
+    """Return a context manager in which columns are read to choose samples by their values, for the pipe `name`."""
+    return _Using(_chooser, name)
+
+
+def chooser() -> str | None:
+    """Return the name of the pipe that chooses samples now; None if columns are only looked at."""
+    return _chooser.get()
+
+
 def plan_epoch() -> int:
     """Return the epoch for which plan pipes choose samples: that of `planning`, else of the current sample, else 0."""
     planned = _planned.get()

@@ -17,7 +17,7 @@ from kdpipes.core.errors import ChainError
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import ranges
 from kdpipes.core.plan_pipe import warn_of_fixed
-from kdpipes.core.randomness import hash_key, planning
+from kdpipes.core.randomness import choosing, hash_key, planning
 from kdpipes.core.shared import Shared
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
 from kdpipes.delivery.layout import Layout, Sharding
@@ -114,7 +114,8 @@ class Cut(ABC):
     def _once(self, read: Callable[[], Any]) -> Any:
         """Return the result of `read`, which is called only the first time."""
         if self._found is None:
-            self._found = Shared(read())
+            with choosing("deal"):
+                self._found = Shared(read())
         return self._found.value
 
     def _key(self, seed: int, number: int) -> tuple[int, int] | None:

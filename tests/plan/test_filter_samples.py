@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,41 @@ def test_a_missing_entry_names_those_that_exist() -> None:
     pipe = kdp.from_dataset(SIZES, "x json").filter_samples(columns="json.width", keep=lambda w: w > 1)
     with pytest.raises(kdp.FieldError, match="no entry 'width'; there is 'size'"):
         len(pipe)
+
+
+def noise(_: Any, rng: np.random.Generator) -> int:
+    return int(rng.integers(3))
+
+
+def global_noise(_: Any) -> int:
+    return random.randrange(3)
+
+
+CHOOSERS: dict[str, Any] = {
+    "filter_classes": lambda pipe: pipe.filter_classes(valid=[0]),
+    "filter_samples": lambda pipe: pipe.filter_samples(columns="y", keep=lambda y: y == 0),
+    "oversample": lambda pipe: pipe.oversample(),
+    "few_shot": lambda pipe: pipe.few_shot(1, seed=0),
+    "take_per_class": lambda pipe: pipe.take_per_class(share=0.5),
+    "split": lambda pipe: kdp.split(pipe, by="y", a=0.5, b=0.5).a,
+    "through a plan": lambda pipe: pipe.permute(1).filter_classes(valid=[0]),
+    "deal": lambda pipe: pipe.deal(batch_by="y", max_tokens=8),
+}
+
+
+@pytest.mark.parametrize("draw", [noise, global_noise])
+@pytest.mark.parametrize("choose", CHOOSERS)
+@pytest.mark.parametrize("is_looked_at", [False, True])
+def test_random_values_cannot_choose_samples(choose: str, draw: Any, is_looked_at: bool) -> None:
+    pipe = kdp.from_dataset([(n, n % 3) for n in range(12)]).transform("y", draw)
+    if is_looked_at:
+        assert len(pipe.column("y")) == 12  # looking is allowed
+    with pytest.raises(kdp.ChainError, match=r"chooses samples by 'y', which `(global_)?noise` draws at random"):
+        len(CHOOSERS[choose](pipe))
+
+
+def test_values_that_are_not_drawn_choose_samples() -> None:
+    pipe = kdp.from_dataset([(n, n % 3) for n in range(12)]).transform("x", noise).add_field("z", lambda sample: 1)
+    assert len(pipe.filter_samples(columns=["y", "z"], keep=lambda y, z: y == z)) == 4
+    with pytest.raises(kdp.ChainError, match="`noise` draws at random"):
+        len(pipe.add_field("w", lambda sample: sample["x"]).filter_samples(columns="w", keep=lambda w: w == 1))
