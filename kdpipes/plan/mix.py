@@ -37,6 +37,7 @@ from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
 from kdpipes.plan.sample_weighted import temperature_at
 
+_MAX_EPOCHS = 1_000_000
 Stop = Literal["first", "all"]
 Batches = Literal["per_source", "stratified"]
 
@@ -339,6 +340,9 @@ class MixerMapDataPipe(PlanPipe):
 
     def _counts_of(self, epoch: int) -> list[int]:
         """Return how many samples of each source an epoch takes."""
+        if epoch > _MAX_EPOCHS:  # a damaged state; the epochs before it would take for ever
+            hint = "Load a state that `state_dict()` returned, unchanged."
+            raise ValueError(must_be("epoch", f"at most {_MAX_EPOCHS} if the weights of `mix` change", epoch, hint))
         total = len(self) if self._num_samples is None else self._num_samples
         counts = list(self._counts)
         while len(counts) <= epoch:

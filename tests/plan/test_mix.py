@@ -318,3 +318,12 @@ def test_a_mix_of_per_batch_mixes_gives_each_batch_its_shares() -> None:
             assert [s for s, _ in batch].count("c") == 1
             seen.update(batch)
     assert {("a", n) for n in range(30)} <= seen
+
+
+def test_an_absurd_epoch_of_changing_weights_is_an_error() -> None:
+    chain = named("a", 9).mix(named("b", 5), weights=lambda epoch: [1 + epoch % 2, 1]).select("s n").deal(batch_size=4)
+    state = {**chain.state_dict(), "epoch": 10**9 - 1}
+    with kdp.Loader(chain) as loader:
+        loader.load_state_dict({**loader.state_dict(), **state})
+        with pytest.raises(ValueError, match="`epoch` must be at most 1000000 if the weights of `mix` change"):
+            next(iter(loader))
