@@ -30,11 +30,21 @@ finally:
         _gc.enable()
 
 __all__ = list(_PUBLIC)
+_INSTEAD = dict.fromkeys(("from_csv", "from_parquet", "from_pandas", "read_csv", "read_parquet"), "from_table")
+_OF_TORCHVISION = (
+    *("AugMix", "AutoAugment", "Compose", "GaussianBlur", "RandAugment", "RandomAffine", "RandomApply"),
+    *("RandomErasing", "RandomHorizontalFlip", "RandomPerspective", "RandomRotation", "RandomVerticalFlip"),
+    *("ToTensor", "TrivialAugmentWide"),
+)
 
 
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
-        raise AttributeError(f"`kdpipes` has no attribute {name!r}.{_closest(name, __all__)}")
+        hint = _closest(_INSTEAD.get(name, name), __all__)
+        if name in _OF_TORCHVISION:
+            hint += f' torchvision\'s works: `.transform("x", v2.{name}(...))`.'
+        # Python adds a suggestion of its own where it knows the object.
+        raise AttributeError(f"`kdpipes` has no attribute {name!r}.{hint}", name=name, obj=None)
     module, member = _PUBLIC[name]
     value = globals()[name] = getattr(_import_module(f"kdpipes.{module}"), member)
     return value

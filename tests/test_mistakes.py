@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +59,26 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "a field as an attribute": (lambda: source()[0].x, AttributeError, r'Fields are items: `sample\["x"\]`'),
     "another attribute": (lambda: source()[0].z, AttributeError, "has no attribute 'z'.$"),
+    "a sample by position": (lambda: source()[0][0], TypeError, r'`\.select\("x y"\)` makes tuples'),
+    "pandas' name": (lambda: kdp.from_csv, AttributeError, "Did you mean 'from_table'"),
+    "torchvision's name": (lambda: kdp.RandAugment, AttributeError, r"torchvision's works: `\.transform"),
+    "torchvision's name of a flip": (lambda: kdp.RandomHorizontalFlip, AttributeError, "'HorizontalFlip'.*v2"),
+    "a rename in the wrong direction": (
+        lambda: source().rename_fields(x="image"),
+        kdp.FieldError,
+        r'new name first: `\.rename_fields\(new="old"\)`',
+    ),
+    "an entry of a stream": (
+        lambda: list(IterableWrapper([({"width": 1}, 1)]).to_samples(fields="json y").select("json.width")),
+        kdp.FieldError,
+        r"`\.add_field\('width', lambda sample: sample\['json'\]\['width'\]\)`",
+    ),
+    "buckets": (lambda: source().deal(batch_size=2, bucket=[1, 2]), TypeError, 'Write `batch_by="FIELD"`'),
+    "classes as the first argument of mixup": (
+        lambda: list(source().select("x y").deal(batch_size=2).collate_samples().mixup(8, image="x")),
+        (ValueError, TypeError),
+        "is `alpha`|floats",
+    ),
     "encoded images in a grid": (lambda: image_grid([b"\xff\xd8\xff"]), TypeError, r"`\.decode_images\(\.\.\.\)`"),
     "weights of a mix": (
         lambda: source().mix([source()], weights=[1]),
@@ -69,6 +93,21 @@ def test_the_error_says_what_to_write(name: str) -> None:
     make, kind, match = MISTAKES[name]
     with pytest.raises(kind, match=match):
         make()
+
+
+@pytest.mark.parametrize("make", [lambda: kdp.HorizontalFlp, lambda: source().oversampel])
+def test_a_suggestion_comes_once(make: Callable[[], Any]) -> None:
+    with pytest.raises(AttributeError) as caught:
+        make()
+    assert "".join(traceback.format_exception_only(caught.value)).count("Did you mean") == 1
+
+
+def test_a_missing_member_says_how_to_leave_it_out(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("1.txt", "1.cls", "2.cls"):
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(kdp.DataError, match=r'`\.on_error\("skip"\)` leaves such samples out'):
+        kdp.open_shards(str(tmp_path / "a.tar"))[1]["txt"]
 
 
 def test_an_empty_choice_of_classes_warns() -> None:

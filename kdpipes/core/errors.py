@@ -167,6 +167,10 @@ def closest(name: str, names: Iterable[str]) -> str:
 def reject_field(name: str, owner: str, fields: Iterable[str], hint: str = "") -> NoReturn:
     """Raise FieldError for a missing field, with the existing fields and a hint."""
     known = sorted(fields)
+    entry = next((field for field in known if name.startswith(f"{field}.")), None)
+    if entry is not None and not hint:
+        inner = name.removeprefix(f"{entry}.")
+        hint = f"Make a field of that entry: `.add_field({inner!r}, lambda sample: sample[{entry!r}][{inner!r}])`."
     members = [member for member in _MEMBERS.get(name, ()) if member in known]
     if members and not hint:  # the field seems to exist under the name of a member of a shard
         hint = f"Name it: `.rename_fields({name}={';'.join(members)!r})`."

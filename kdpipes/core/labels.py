@@ -63,7 +63,7 @@ class Labels(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """Labels as positions in a list of distinct values. The last value is None if there is a position -1, a missing label."""
+    """Labels as positions in a list of distinct values. The last value is None if a label is missing (position -1)."""
 
     values: list[Any]
     codes: NDArray[Any]

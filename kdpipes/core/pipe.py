@@ -28,9 +28,16 @@ _FUNCTIONS = (  # of kdpipes, that take a chain
 class UnknownPipeError(AttributeError):
     """A pipe has no such method. The hint is looked up only when the message is read."""
 
+    __slots__ = ("_pipe",)  # which is not pickled
+
+    def __init__(self, owner: str, name: str, names: tuple[str, ...], pipe: Any = None) -> None:
+        # Python adds a suggestion of its own where it knows the object. A copy of the error has no pipe.
+        super().__init__(owner, name, names, name=name, obj=None)
+        self._pipe = pipe
+
     def __str__(self) -> str:
         owner, name, names = self.args
-        pipe: Any = self.obj  # the object without the attribute
+        pipe = self._pipe
         upstream = (
             [source for source, _ in edges_from(pipe)[1:]] if isinstance(pipe, IterDataPipe | MapDataPipe) else []
         )
@@ -196,7 +203,7 @@ class Pipe(Fingerprinted):
                     raise
                 if name in NAMES_OF_TORCHDATA and load_torchdata() is not None and name in type(self).functions:
                     return _as_method(super().__getattr__(name), name)
-                raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions)) from None
+                raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions), self) from None
 
 
 def _as_method(found: Any, name: str) -> Any:

@@ -17,6 +17,10 @@ _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
 _INDEXED_ONLY = " It needs an indexed source, like `kdp.open_shards`; this is a stream."
 _INSTEAD = {  # hints for arguments that a pipe does not have
     **{("deal", name): _INDEXED_ONLY for name in ("num_batches", "order", "classes_per_batch", "samples_per_class")},
+    **{
+        ("deal", name): ' Write `batch_by="FIELD"`, for batches of samples of similar lengths.'
+        for name in ("bucket", "buckets", "bucket_by", "length")
+    },
     ("shuffle", "buffer_size"): " It is for streams. Shuffle an indexed chain with `.deal(shuffle=True)`.",
     ("deal", "drop_last"): ' Write `uneven="drop"`.',
     ("deal", "num_workers"): " Pass it to the loader: `kdp.Loader(chain, num_workers=...)`.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from kdpipes.core import activity
-from kdpipes.core.errors import ChainError, MissingMemberError, add_note, reject_field
+from kdpipes.core.errors import ChainError, MissingMemberError, add_note, must_be, reject_field
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 from kdpipes.core.secrets import printable
 from kdpipes.core.tracebacks import shorten
@@ -403,11 +403,14 @@ class Sample(MutableMapping[str, Any]):
         key = None if self.has_number else self.key
         return _restore, (fields, key, origin.index, self.draw, self.version, kept)
 
-    def lazy(self, name: str) -> Lazy:
+    def lazy(self, name: Any) -> Lazy:
         """Return a field without loading it."""
         try:
             return self._fields[name]
         except KeyError:
+            if not isinstance(name, str):
+                hint = 'Fields have names: `sample["x"]`. `.select("x y")` makes tuples.'
+                raise TypeError(must_be("name", "the name of a field", name, hint)) from None
             if (missing := self.missing([name])) is not None:
                 return missing
             reject_field(name, f"Sample {self.key!r}", self._fields)
@@ -449,7 +452,8 @@ class Sample(MutableMapping[str, Any]):
         if not any(name in lacking for name in names):
             return None
         there = ", ".join(map(repr, sorted(self._fields))) or "nothing"
-        text = f"Sample {self.key!r} in {place} has no member {';'.join(names)!r}, as other samples have, but {there}."
+        text = f"Sample {self.key!r} in {place} has no member {';'.join(names)!r}, as other samples have, but {there}. "
+        text += '`.on_error("skip")` leaves such samples out.'
 
         def reject(_: Sample) -> NoReturn:
             raise MissingMemberError(text)

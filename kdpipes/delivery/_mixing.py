@@ -142,7 +142,9 @@ def _shares(y: torch.Tensor, num_classes: int | None) -> torch.Tensor:
     if y.is_floating_point() or y.is_complex() or y.ndim != 1:
         raise DataError(f"Labels must be class numbers `[B]` or floats `[B, C]`, but are {y.dtype} {list(y.shape)}.")
     if num_classes is None:
-        raise ValueError(must_be("num_classes", "given if labels are class numbers", None))
+        raise ValueError(
+            must_be("num_classes", "given if labels are class numbers", None, "The first argument is `alpha`.")
+        )
     classes = y.long()
     wrong = classes[(classes < -1) | (classes >= num_classes)]
     if len(wrong):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,10 @@ from kdpipes.core.secrets import printable
 
 if TYPE_CHECKING:
     import jinja2
+
+
+_INDENT = 2  # of tables in other texts
+_NARROWEST = 16  # the first column of a table
 
 
 def render(macro: str, *arguments: Any) -> str:
@@ -33,10 +38,26 @@ def _finalized(value: Any) -> Any:
     return printable(value, keep="\n\t") if type(value) is str else value
 
 
+def elided(text: str, longest: int) -> str:
+    """Return a text without its middle if it is too long.
+
+    >>> elided("applying 'crop'", 9)
+    "appl…rop'"
+    """
+    begin = longest // 2
+    return text if len(text) <= longest else f"{text[:begin]}…{text[begin + 1 - longest :]}"
+
+
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table whose first column is aligned to the left and whose others are to the right."""
+    """Yield the lines of a table whose first column is aligned to the left and whose others are to the right.
+
+    Long entries of the first column lose their middle if the table would not fit the terminal.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
+    free = shutil.get_terminal_size().columns - _INDENT - sum(width + 2 for width in widths[1:])
+    widths[0] = min(widths[0], max(free, _NARROWEST))
+    for name, *others in rows:
+        first = elided(name, widths[0])
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
 

@@ -30,9 +30,7 @@ from kdpipes.storage.urls import is_local
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 
 MASK_NAMES = ("mask", "masks", "segmentation", "seg", "annotation", "label_map")  # names of fields
-_REMEDY = (
-    'Replace the file, read it again if the storage truncated it, or skip such samples with `.on_error("skip")`.'
-)
+_REMEDY = 'Replace the file, read it again if the storage truncated it, or skip such samples with `.on_error("skip")`.'
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
 _ORIENTATION = 0x0112  # the tag of EXIF
@@ -403,8 +401,8 @@ class ImageDecoder(Operation):
     backends return the same pixels as Pillow. See `kdp.Resize` for pixels after resizing.
 
     Args:
-        field: The name of the field. Its value may be bytes; an array of bytes, `[n] uint8`; the path of a local file; an
-            image as Hugging Face stores it, `{"bytes": ..., "path": ...}`; a Pillow image, which is kept; or None.
+        field: The name of the field. Its value may be bytes; an array of bytes, `[n] uint8`; the path of a local file;
+            an image as Hugging Face stores it, `{"bytes": ..., "path": ...}`; a Pillow image, which is kept; or None.
         backend: The decoder for JPEGs. "auto": the fastest one that is installed. "turbojpeg": libjpeg-turbo 3, which
             decodes regions; from the system, the extra `fast`, or the path in the environment variable
             `KDPIPES_TURBOJPEG`. "simplejpeg": the library of the extra `fast`, which decodes whole images. "pillow":

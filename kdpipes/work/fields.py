@@ -149,7 +149,7 @@ class FieldRenamer(Operation):
     def check(self, known: frozenset[str]) -> None:
         renamed = {
             next((name for name in names if name in known or field_of(name, known)), None)
-            or reject_field(";".join(names), "The source", known)
+            or reject_field(";".join(names), "The source", known, _DIRECTION if set(self._renames) & known else "")
             for names in self._renames.values()
         }
         taken = next((new for new in self._renames if new in known - renamed), None)
@@ -188,6 +188,7 @@ class CtxRecorder(Operation):
         return sample
 
 
+_DIRECTION = 'Write the new name first: `.rename_fields(new="old")`.'
 _SPECIAL: dict[str, Callable[[Sample], Any]] = {
     "index": lambda sample: sample.index,
     "key": lambda sample: sample.key,

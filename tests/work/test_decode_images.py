@@ -153,7 +153,11 @@ def test_a_value_that_is_no_encoded_image_is_an_error(tmp_path: Path) -> None:
         (str(tmp_path), kdp.DataError, "' is not a regular file"),
         ("/dev/zero", kdp.DataError, "'/dev/zero' is not a regular file"),
         (str(tmp_path / "pipe"), kdp.DataError, "pipe' is not a regular file"),
-        ("http://127.0.0.1/a.jpg", kdp.DataError, r"is not a local file. To read URLs, use `kdp.from_table\(..., path=...\)`"),
+        (
+            "http://127.0.0.1/a.jpg",
+            kdp.DataError,
+            r"is not a local file. To read URLs, use `kdp.from_table\(..., path=...\)`",
+        ),
         ("file:///a.jpg", kdp.DataError, "is not a local file"),
     ]
     for value, kind, words in cases:
