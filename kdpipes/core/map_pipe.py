@@ -241,7 +241,8 @@ class MapPipe(Pipe, MapChain):
 
     def _reject_drawn(self, name: str) -> None:
         """Raise ChainError if samples are to be chosen by values that are drawn at random."""
-        operation, by = self.__dict__.get(_DRAWING, {}).get(name), chooser()
+        drawing, by = self.__dict__.get(_DRAWING, {}), chooser()
+        operation = next((drawing[field] for field in drawing if f"{name}.".startswith(f"{field}.")), None)
         if operation is not None and by is not None:
             raise ChainError(
                 f"`{by}` chooses samples by {name!r}, which `{operation}` draws at random: the samples that are "

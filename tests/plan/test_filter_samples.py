@@ -137,3 +137,11 @@ def test_values_that_are_not_drawn_choose_samples() -> None:
     assert len(pipe.filter_samples(columns=["y", "z"], keep=lambda y, z: y == z)) == 4
     with pytest.raises(kdp.ChainError, match="`noise` draws at random"):
         len(pipe.add_field("w", lambda sample: sample["x"]).filter_samples(columns="w", keep=lambda w: w == 1))
+
+
+def test_entries_of_a_field_that_is_drawn_cannot_choose_samples() -> None:
+    pipe = kdp.from_dataset([(n, {"w": n}) for n in range(12)], "x size").transform("size", dict)
+    assert len(pipe.filter_samples(columns="size.w", keep=lambda w: w < 5)) == 5
+    drawn = pipe.transform("size", lambda _, rng: {"w": int(rng.integers(3))})
+    with pytest.raises(kdp.ChainError, match=r"by 'size\.w', which `lambda"):
+        len(drawn.filter_samples(columns="size.w", keep=lambda w: w == 1))
