@@ -243,7 +243,7 @@ CHAINS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(*CHAINS)
 @example("a list", ["jittered", "mix", "fails", "record_ctx", "noted"], 5)
 @example("from_ids", ["fails", "skip", "globally", "permute"], 0)
