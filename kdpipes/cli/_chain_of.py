@@ -66,4 +66,8 @@ def _names_in(module: str) -> dict[str, Any]:
         raise FileNotFoundError(f"There is no file {module!r}.")
     folder = Path(module).parent if module.endswith(".py") else Path.cwd()
     sys.path.insert(0, str(folder.absolute()))
-    return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
+    arguments, sys.argv = sys.argv, [module]  # a script that reads its arguments would take those of the command
+    try:
+        return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
+    finally:
+        sys.argv = arguments

@@ -260,7 +260,8 @@ def _places_to_compare(labels: NDArray[Any]) -> list[int]:
 
 
 def _shortened(value: Any) -> str:
-    text = " ".join(repr(value).split())
+    plain = value.item() if isinstance(value, np.generic) else value
+    text = " ".join(repr(plain).split())
     return text if len(text) < _SHOWN else f"{type(value).__name__} {text[:_SHOWN]}..."
 
 

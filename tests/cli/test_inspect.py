@@ -176,6 +176,12 @@ def test_mistakes_are_told_in_one_line(folder: Path, run: Any) -> None:
     assert "`--samples` must be an integer of at least 0, but is -1" in said
 
 
+def test_a_script_does_not_see_the_arguments_of_the_command(folder: Path, run: Any) -> None:
+    text = "import sys\nimport kdpipes as kdp\nassert sys.argv[1:] == []\nchain = kdp.from_dataset([1], 'x')\n"
+    (folder / "reads.py").write_text(text)
+    assert "reads.py:chain" in str(run("inspect", "reads.py"))
+
+
 def test_the_chains_of_a_file_are_listed(folder: Path, run: Any) -> None:
     (folder / "two.py").write_text("from users_chain import chain\none, other = chain(), chain()\n", encoding="utf-8")
     listed = run("inspect", "two.py")
