@@ -64,7 +64,7 @@ class _Part(NamedTuple):
     value: Any
     name: str
     is_users: bool  # whether it belongs to a user's object
-    is_data: bool  # whether it belongs to a dataset, whose generators nobody seeds
+    is_data: bool  # whether it belongs to a dataset, whose generators kdpipes does not seed
 
 
 def warn_of_handles(value: Any, *, is_forked: bool) -> None:

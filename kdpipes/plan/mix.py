@@ -340,7 +340,7 @@ class MixerMapDataPipe(PlanPipe):
 
     def _counts_of(self, epoch: int) -> list[int]:
         """Return how many samples of each source an epoch takes."""
-        if epoch > _MAX_EPOCHS:  # a damaged state; the epochs before it would take for ever
+        if epoch > _MAX_EPOCHS:  # a damaged state: counting through the epochs before it would not end
             hint = "Load a state that `state_dict()` returned, unchanged."
             raise ValueError(must_be("epoch", f"at most {_MAX_EPOCHS} if the weights of `mix` change", epoch, hint))
         total = len(self) if self._num_samples is None else self._num_samples
