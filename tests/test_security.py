@@ -36,7 +36,7 @@ PROOFS = {
         "Commands that take a chain": "test_a_good_chain_ends_well",
     },
     "test_control_characters.py": {
-        "Control characters in names and texts": "test_views_are_clean",
+        "Control characters in data": "test_views_are_clean",
     },
     "test_security.py": {
         "Workers and the main process": "test_nothing_listens_while_workers_run",
@@ -65,7 +65,7 @@ PROOFS = {
     },
     "storage/test_images.py": {
         "Images are opened only if": "test_formats_without_a_decoder_are_not_opened",
-        "PostScript (EPS) is": "test_postscript_is_never_run",
+        "PostScript files (EPS) are": "test_postscript_is_never_run",
     },
     "work/test_jpeg.py": {
         "Images above Pillow's limit": "test_a_bomb_is_rejected_as_pillow_rejects_it",
@@ -75,7 +75,7 @@ PROOFS = {
         "A zip that claims to hold": "test_a_zip_that_would_fill_the_disk_is_rejected",
     },
     "storage/test_answers.py": {
-        "An index of a remote shard that is much": "test_an_index_that_is_too_large_is_no_index",
+        "If the index of a remote shard is much": "test_an_index_that_is_too_large_is_no_index",
         "A remote file that is read whole": "test_a_file_without_an_end_is_an_error",
     },
     "storage/test_decoding.py": {

@@ -284,7 +284,7 @@ def test_bad_arguments_are_rejected(method: str, arguments: Any, error: type[Exc
     ],
 )
 def test_chains_with_indistinguishable_batches_are_an_error(method: str, build: Any, words: str) -> None:
-    with pytest.raises(kdp.ChainError, match=rf"`\.{method}\(\)` .*{re.escape(words)}"):
+    with pytest.raises((kdp.ChainError, AttributeError), match=rf"`\.{method}\(\)` .*{re.escape(words)}"):
         mixing(build(), method)
 
 

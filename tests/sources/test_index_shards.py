@@ -180,7 +180,7 @@ def test_the_command_keeps_columns(tmp_path: Path, capsys: pytest.CaptureFixture
     urls = local(tmp_path, tar(0), tar(1))
     assert main(["index", urls, "--columns", "json.label,json.width"]) == 0
     assert list(index_beside(tmp_path / "birds-1.tar").columns) == ["json.label", "json.width"]
-    assert "8 samples in 2 shards are indexed." in capsys.readouterr().out
+    assert "Indexed 8 samples in 2 shards." in capsys.readouterr().out
 
 
 def test_a_field_of_an_entry_is_read_from_the_member(tmp_path: Path) -> None:
