@@ -19,7 +19,6 @@ import pytest
 import kdpipes as kdp
 from kdpipes.cache.cache import CacheMapDataPipe, Cacher
 from kdpipes.cache.file_store import FileStore
-from kdpipes.cache.key import key_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.redis_store import RedisStore
 from kdpipes.cache.store import CacheStats, bound_to, claim_by
@@ -205,7 +204,7 @@ def cached_by(store: Any, load: Callable[[str], Any], **options: Any) -> Any:
 
 def keys_of(cached: Any) -> list[bytes]:
     """Return the keys of a chain's entries."""
-    return [key_of(cached._identity.of(sample), "x") for sample in cached]
+    return [cached.entry_key(sample, "x") for sample in cached.source]
 
 
 def numbered(name: str) -> Any:
