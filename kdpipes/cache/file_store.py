@@ -15,7 +15,7 @@ from fsspec.compression import compr
 from kdpipes.cache.folder import LocalFolder, RemoteFolder, entry_error, number_in, read_metadata
 from kdpipes.cache.store import CacheStats, CacheStore, Rejection, bound_to, check_key
 from kdpipes.core.errors import DataError, check_choice, check_count
-from kdpipes.core.processes import forget_after_fork
+from kdpipes.core.forks import forget_after_fork
 from kdpipes.storage.access import Access
 from kdpipes.storage.codec import DamagedError
 from kdpipes.storage.filesystems import check_filesystem

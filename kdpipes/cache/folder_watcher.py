@@ -90,9 +90,9 @@ class _Watcher:
     """The process that waits for the end of this one, even by a kill, while this one has folders."""
 
     def __init__(self) -> None:
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._changing = threading.RLock()  # a folder may be collected while another one is added
         self._process: Any = None
         self._num_folders = 0
@@ -135,10 +135,10 @@ class _Watcher:
             with suppress(subprocess.TimeoutExpired):  # the kernel may delay the end of a killed process
                 process.wait(_PATIENCE_S)
 
-    def disown(self) -> None:
+    def forget(self) -> None:
         """Close the pipe in a forked process: otherwise the watcher would wait for that process, too."""
         process = self._process
-        self._forget()
+        self._reset()
         if process is not None:
             process.stdin.close()
             process.returncode = 0  # not a child of this process
@@ -158,5 +158,3 @@ def _main(pid: str) -> None:
 
 if __name__ == "__main__":
     _main(sys.argv[1])
-elif hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=watcher.disown)

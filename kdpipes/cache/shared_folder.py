@@ -17,7 +17,8 @@ from typing import Any
 
 from kdpipes.cache.folder_watcher import CAN_HOLD, KEEP, is_at, prefix, remove_if_free, root, sweep, watcher
 from kdpipes.core.errors import must_be
-from kdpipes.core.processes import forget_after_fork, uninterrupted
+from kdpipes.core.forks import forget_after_fork
+from kdpipes.core.processes import uninterrupted
 
 with suppress(ImportError):  # Windows does not have it
     import fcntl
@@ -29,6 +30,9 @@ _ROW = struct.Struct("<3Q")
 def free_bytes(folder: str | os.PathLike[str]) -> int:
     """Return how many bytes can still be written where `folder` lies."""
     return shutil.disk_usage(folder).free
+
+
+forget_after_fork(watcher)
 
 
 class SharedFolder:

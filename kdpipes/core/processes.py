@@ -1,18 +1,18 @@
-"""Handle Ctrl-C in the main process and in workers, and reset threads and locks after a fork."""
+"""Handle Ctrl-C in the main process and in workers, and keep shared threads and connections apart."""
 
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from fsspec import AbstractFileSystem
+
+from kdpipes.core.forks import at_fork
 
 _CAN_BLOCK = hasattr(signal, "pthread_sigmask")
 
@@ -82,25 +82,6 @@ def in_one_torch_thread(function: Callable[Arguments, Result]) -> Callable[Argum
     return called
 
 
-class Forgetful(Protocol):
-    """An object with threads, locks or counts that belong to one process."""
-
-    def forget(self) -> None: ...
-
-
-_alive: weakref.WeakSet[Forgetful] = weakref.WeakSet()
-
-
-def forget_after_fork(one: Forgetful) -> None:
-    """Call `one.forget()` in each process that is forked while `one` is alive."""
-    _alive.add(one)
-
-
-def _forget() -> None:
-    for one in list(_alive):
-        one.forget()
-
-
 _held: list[Any] = []
 
 
@@ -114,5 +95,4 @@ def _hold(kind: Any = AbstractFileSystem) -> None:
         _hold(special)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold, after_in_parent=_held.clear, after_in_child=_forget)
+at_fork(before=_hold, after_in_parent=_held.clear)

@@ -20,6 +20,8 @@ import torch
 from numpy.random.bit_generator import ISpawnableSeedSequence
 from numpy.typing import NDArray
 
+from kdpipes.core.forks import ForkLock
+
 Made = TypeVar("Made")
 
 
@@ -246,17 +248,7 @@ def plan_epoch() -> int:
     return planned
 
 
-_globals_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """Replace the lock. If another thread held it during a fork, nothing would release it in the child."""
-    global _globals_lock
-    _globals_lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_globals = ForkLock()
 
 _get_numpy: Callable[[], Any] = np.random.get_bit_generator  # type: ignore[attr-defined]  # NumPy's stubs lack both
 _set_numpy: Callable[[Any], None] = np.random.set_bit_generator  # type: ignore[attr-defined]
@@ -309,7 +301,7 @@ def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
 
     is_trying, _trial.is_on = _trial.is_on, False  # in a trial, unseeded calls within this one would use its numbers
     try:
-        with _globals_lock, _spare_numpy_generator():
+        with _globals.lock, _spare_numpy_generator():
             states = random.getstate(), torch.get_rng_state()
             seed()
             try:
@@ -353,7 +345,7 @@ class GlobalUse:
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function without seeds, if `needs_seeds` is False. Threads take turns, as in `seeded_globals`."""
-        with _globals_lock:
+        with _globals.lock:
             if _trial.before is None:
                 _trial.before = _global_states()
             return function(*args, **kwargs)
@@ -403,7 +395,7 @@ def try_unseeded(make: Callable[[], Made]) -> Made:
     finally:
         _trial.is_on = False
     (python, numpy, torchs), _ = _trial.before
-    with _globals_lock:
+    with _globals.lock:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
@@ -419,7 +411,7 @@ def try_unseeded(make: Callable[[], Made]) -> Made:
 def _has_moved() -> bool:
     if _trial.before is None:  # without the lock, which another thread may hold for as long as a seeded call takes
         return False
-    with _globals_lock:
+    with _globals.lock:
         return bool(_global_states()[1] != _trial.before[1])
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import threading
 import types
 import warnings
 from typing import Any, Protocol, runtime_checkable
 
+from kdpipes.core.forks import ForkLock
 from kdpipes.core.torch_pipes import Collator, Filter, IndexedMapper, Mapper, ShardingFilter, Shuffler, UnBatcher
 from kdpipes.core.traits import Traits
 
@@ -34,7 +34,7 @@ NAMES_OF_TORCHDATA = frozenset({
     "to_iter_datapipe", "to_map_datapipe", "unzip", "webdataset", "zip_longest", "zip_with_iter", "zip_with_map",
 })
 # fmt: on
-_loading = threading.RLock()
+_loading = ForkLock()
 _loaded: dict[str, Any] = {}
 
 
@@ -46,7 +46,7 @@ def load_torchdata(module: str = _PIPES) -> Any:
     """
     if module in _loaded:  # `sys.modules` may hold one that another thread is still importing
         return _loaded[module]
-    with _loading, warnings.catch_warnings():
+    with _loading.lock, warnings.catch_warnings():
         # torchdata 0.10 and later, which has wheels for newer Pythons, has neither DataPipes nor DataLoader2.
         if importlib.util.find_spec("torchdata") is None or importlib.util.find_spec("torchdata.datapipes") is None:
             return None

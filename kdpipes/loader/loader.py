@@ -26,6 +26,7 @@ from typing import Any, Literal, NoReturn, ParamSpec
 from kdpipes.core.chain import Chain
 from kdpipes.core.display import shown
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
+from kdpipes.core.forks import ForkLock
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
 from kdpipes.core.registry import pipe_name
@@ -264,7 +265,7 @@ class Loader:
             raise RuntimeError("The loader has been closed. Make a new one; `shutdown()` ends only the workers.")
         if self._is_begun:
             return
-        with _one_at_a_time:
+        with _one_at_a_time.lock:
             ranks = ranks_now()
             if self._stream is not None and ranks != self._ranks:
                 self.shutdown()
@@ -694,16 +695,7 @@ def _reject_doubling(pipe: Any, num_workers: int) -> None:
 
 
 # torch's graph traversal works through hooks on its classes, which two threads must not set at the same time.
-_one_at_a_time = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _one_at_a_time
-    _one_at_a_time = threading.RLock()  # a thread of the parent may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_one_at_a_time = ForkLock()
 
 
 def _torchdata_seeds(seed: int) -> Any:

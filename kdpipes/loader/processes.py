@@ -25,8 +25,9 @@ from kdpipes.core import pickling
 from kdpipes.core.activity import read_record
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import WorkerError, add_note
+from kdpipes.core.forks import ForkLock, at_fork, forget_after_fork
 from kdpipes.core.messages import logger
-from kdpipes.core.processes import forget_after_fork, interrupts_blocked, uninterrupted
+from kdpipes.core.processes import interrupts_blocked, uninterrupted
 from kdpipes.core.shared import Shared, sharing
 from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.delivery.state import Position
@@ -47,7 +48,7 @@ _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only SIGTERM, 
 _log = logger("kdpipes")
 # Workers start one at a time: one that another thread forks between `socketpair` and the end of `start` would inherit
 # both ends of the other's link, and keep it open when its owners have ended.
-_one_at_a_time = threading.RLock()
+_one_at_a_time = ForkLock()
 _starting = threading.Event()
 
 
@@ -82,7 +83,7 @@ class WorkerProcess:
         if not CAN_SEND_FILES:
             folder = tempfile.TemporaryDirectory(prefix="kdpipes-", ignore_cleanup_errors=True)
             options = replace(options, folder=folder.name)
-        with _one_at_a_time:
+        with _one_at_a_time.lock:
             ours, theirs = socket.socketpair()
             process = context.Process(target=work, args=(payload, theirs, options), name="kdpipes worker", daemon=True)
             _starting.set()
@@ -229,13 +230,7 @@ def _before_fork() -> None:
         BorrowedBuffers.detach_borrowed()
 
 
-def _after_fork() -> None:
-    global _one_at_a_time
-    _one_at_a_time = threading.RLock()  # a thread that does not exist in the child may hold the one before
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+at_fork(before=_before_fork)
 
 
 def name_classes(chain: Any) -> None:

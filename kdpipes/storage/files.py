@@ -23,6 +23,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from kdpipes.core.errors import DataError, as_cause
+from kdpipes.core.forks import at_fork
 from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads
 from kdpipes.storage.answers import MAX_BYTES, Content, TooLargeError, Wanted, WrongAnswerError
@@ -565,5 +566,4 @@ def _disown() -> None:
     _opening.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_disown)
+at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_disown)

@@ -26,6 +26,7 @@ import torch
 
 from kdpipes.core import pickling
 from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
+from kdpipes.core.forks import ForkLock
 from kdpipes.core.handles import warn_of_handles
 from kdpipes.core.messages import warn
 from kdpipes.core.progress import shown_if_slow
@@ -186,7 +187,7 @@ def _forget(name: bytes, pending: Iterable[tuple[Any, Future[Any]]]) -> None:
     """Cancel waiting jobs, and drop a function that threads of this process keep, with the chain and its caches."""
     for _, future in pending:
         future.cancel()
-    with _loading:
+    with _loading.lock:
         _functions.pop(name, None)
 
 
@@ -209,7 +210,7 @@ def _raise_if_failed(job: Any, future: Future[Any], what: str) -> None:
 
 _OWN = b"own"  # the name of the function that the worker processes of this module have
 _functions: dict[bytes, Callable[[Any], Any]] = {}  # the last ones of this process, by name
-_loading = threading.Lock()
+_loading = ForkLock()
 
 
 def _do(name: bytes, function: bytes | None, job: bytes) -> tuple[bool, bytes]:
@@ -219,7 +220,7 @@ def _do(name: bytes, function: bytes | None, job: bytes) -> tuple[bool, bytes]:
     """
     _use_one_thread()
     try:
-        with _loading:
+        with _loading.lock:
             if name not in _functions and function is not None:
                 for old in list(_functions)[:-1]:
                     del _functions[old]

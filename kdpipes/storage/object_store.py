@@ -19,7 +19,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kdpipes.core.processes import forget_after_fork
+from kdpipes.core.forks import ForkLock, forget_after_fork
 from kdpipes.core.secrets import masked
 from kdpipes.storage.answers import Answer, NoRangesError, Wanted
 
@@ -186,21 +186,13 @@ def _library() -> _Library | None:
     """
     process = os.getpid()
     if process not in _loaded:
-        with _loading[0]:  # each thread would load a copy of its own
+        with _loading.lock:  # each thread would load a copy of its own
             if process not in _loaded:
                 _loaded[process] = _copied_library() if any(_loaded.values()) else _imported_library()
     return _loaded[process]
 
 
-_loading = [threading.Lock()]
-
-
-def _renew_lock() -> None:
-    _loading[0] = threading.Lock()  # a thread of the parent may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+_loading = ForkLock()
 
 
 def _imported_library() -> _Library | None:
