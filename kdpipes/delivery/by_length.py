@@ -50,7 +50,7 @@ class LengthCut(Cut):
                 f"`global_batch_size` or both; but got {given}."
             )
         check_choice("uneven", uneven, ("keep", "pad", "drop"))
-        self._is_global = any(name.startswith(_GLOBAL) for name in self._limits)
+        self.is_global = any(name.startswith(_GLOBAL) for name in self._limits)
 
     def prepare(self, source: Any, num_ranks: int) -> Any:
         self.fix(source)
@@ -63,7 +63,7 @@ class LengthCut(Cut):
 
     def sizes(self, num_ranks: int) -> dict[str, Any]:
         limits = {"batch_by": self._column, **self._limits}
-        return limits if self._is_global else {**limits, "num_ranks": num_ranks}
+        return limits if self.is_global else {**limits, "num_ranks": num_ranks}
 
     def num_batches(self, source: Any, num_ranks: int) -> int:
         return int(self.prepare(source, num_ranks).buckets(self, num_ranks).num_kept(self.uneven))
@@ -76,7 +76,7 @@ class LengthCut(Cut):
         number = min(
             limit // max(length, 1) if name.endswith("max_tokens") else limit for name, limit in self._limits.items()
         )
-        if self._is_global:
+        if self.is_global:
             return number if number >= num_ranks else 0
         return number * num_ranks
 
@@ -166,7 +166,7 @@ class _Buckets:
     def __init__(self, order: LengthOrder, cut: LengthCut, num_ranks: int) -> None:
         starts, sizes = [0], []
         while starts[-1] < len(order):
-            size, stop = _next_bucket(order, cut, num_ranks, starts[-1])
+            size, stop = _next_bucket(order, cut, num_ranks, starts[-1], sizes[-1] if sizes else 1)
             starts.append(stop)
             sizes.append(size)
         self.starts, self.sizes = np.asarray(starts), np.asarray(sizes, dtype=np.int64)
@@ -181,18 +181,23 @@ class _Buckets:
         return self.num_batches - (uneven == "drop" and self.short > 0)
 
 
-def _next_bucket(order: LengthOrder, cut: LengthCut, num_ranks: int, start: int) -> tuple[int, int]:
-    """Return the size of the global batches of the bucket that begins at `start`, and the end of the bucket."""
+def _next_bucket(order: LengthOrder, cut: LengthCut, num_ranks: int, start: int, previous: int) -> tuple[int, int]:
+    """Return the size of the global batches of the bucket that begins at `start`, and the end of the bucket.
+
+    Sizes of a global limit do not depend on the number of ranks. The size of the `previous` bucket is enough for all
+    ranks, so a smaller bucket is not divided further.
+    """
+    unit, smallest = (1, previous) if cut.is_global else (num_ranks, num_ranks)
     longest, rest = order.length_at(start), len(order) - start
     size = cut.num_samples(longest, num_ranks)
     if not start:
-        size = min(size, -(-rest // num_ranks) * num_ranks)
+        size = min(size, max(-(-rest // unit) * unit, num_ranks))
     if not cut.is_shuffled:
         like, least = order.num_above(longest) - start, 1
     else:
         like, least = order.num_above(math.ceil(longest / _SPREAD)) - start, _NUM_BATCHES
         if start and rest < least * size:  # the same samples would be together in every epoch
-            size = min(size, -(-rest // (least * num_ranks)) * num_ranks)
+            size = min(size, max(-(-rest // (least * unit)) * unit, smallest))
     stop = start + -(-max(like, least * size) // size) * size
     return size, len(order) if len(order) < stop + (least - 1) * size else stop
 
