@@ -33,6 +33,8 @@ SLOW = [
     "storage/test_images.py::test_executors_read_what_this_process_reads",
     "sources/test_index_while_reading.py",
     "test_layers.py::test_no_module_goes_around_what_others_declare",
+    "test_patches.py::test_kdpipes_changes_nothing_else",
+    "test_patches.py::test_other_changes_are_found",
     "test_public_api.py::test_importing_it_leaves_out_what_few_chains_need",
     "test_public_api.py::test_torchdata_is_imported_when_a_pipe_of_it_is_used",
     "test_public_api.py::test_torchdatas_pipe_names_are_those_it_registers",
