@@ -164,7 +164,7 @@ class _Buckets:
     """
 
     def __init__(self, order: LengthOrder, cut: LengthCut, num_ranks: int) -> None:
-        starts, sizes = [0], []
+        starts, sizes = [0], list[int]()
         while starts[-1] < len(order):
             size, stop = _next_bucket(order, cut, num_ranks, starts[-1], sizes[-1] if sizes else 1)
             starts.append(stop)
