@@ -558,10 +558,6 @@ class CacherOnDisk(Cacher):
         is_durable: Whether LMDB flushes each group of entries to the disk, so that at most the last group is lost if
             the machine crashes. If False, a cache that was being written during a crash may be corrupt and must be
             deleted.
-        max_files_per_folder: For the layout "files": the maximum number of files in one folder, at least 32.
-        num_entries: For the layout "files": the expected maximum number of entries.
-        compression: For the layout "files": None, "zlib" (quick), "gzip", "bz2", "lzma"; or one that needs a package:
-            "zstd" (zstandard), "lz4" (lz4), "snappy" (python-snappy).
         verify: When checksums are compared: "always", "once" per process and entry, or "never".
         version: A string or an integer that distinguishes these entries from others.
         freeze_randomness: Whether to cache the results of random operations upstream, the same for all epochs.
@@ -579,7 +575,7 @@ class CacherOnDisk(Cacher):
         ChainError: An operation upstream draws random numbers. Raised when the chain is built, if that is known, or
             when a field is first read.
         TypeError: A value cannot be cached as plain data.
-        ImportError: The package of the file system (`gs://`: gcsfs) or of a compression is not installed.
+        ImportError: The package of the file system (`gs://`: gcsfs) is not installed.
         DataError: The folder contains other files, or a cache of another version of kdpipes.
 
     Example:
@@ -595,9 +591,6 @@ class CacherOnDisk(Cacher):
         layout: Layout | None = None,
         max_bytes: int | None = None,
         is_durable: bool = True,
-        max_files_per_folder: int = 1000,
-        num_entries: int = 1_000_000,
-        compression: str | None = None,
         verify: Verify = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
@@ -612,12 +605,8 @@ class CacherOnDisk(Cacher):
         check_choice("layout", layout, ("lmdb", "files", None))
         check_flag("is_durable", is_durable)
         access = Access(storage_options=storage_options)
-        of_files = (max_files_per_folder, num_entries, compression) != (1000, 1_000_000, None)
         if layout is None:
-            layout = "files" if of_files or not is_local(place) or layout_in(place, access) == "files" else "lmdb"
-        if layout == "lmdb" and of_files:
-            names = "`compression`, `max_files_per_folder` or `num_entries`"
-            raise ValueError(must_be("layout", f'"files" if {names} is given', layout))
+            layout = "files" if not is_local(place) or layout_in(place, access) == "files" else "lmdb"
         if layout == "files" and max_bytes is not None:
             raise ValueError(must_be("max_bytes", "None", max_bytes, 'The layout "files" has no limit of its own.'))
         from kdpipes.cache.file_store import FileStore
@@ -627,13 +616,7 @@ class CacherOnDisk(Cacher):
         if layout == "lmdb":
             store = LmdbStore(place, max_bytes=max_bytes, is_durable=is_durable)
         else:
-            store = FileStore(
-                place,
-                num_entries=num_entries,
-                max_files_per_folder=max_files_per_folder,
-                compression=compression,
-                storage_options=storage_options,
-            )
+            store = FileStore(place, storage_options=storage_options)
         super().__init__(store, verify, version, freeze_randomness, allow_pickle)
 
 

@@ -91,14 +91,9 @@ def number_in(metadata: Mapping[str, Any], name: str, place: str, *, least: int,
     """Return an entry of METADATA that is a number; raise a DataError if it is none, or out of its range."""
     value = metadata.get(name)
     if type(value) is not int or not least <= value <= most:
-        raise entry_error(name, f"an integer from {least} to {most}", value, place)
+        rejection = must_be(name, f"an integer from {least} to {most}", value, _HINT)
+        raise DataError(f"{place!r} is not a cache, or its {METADATA} file is damaged: {rejection}")
     return value
-
-
-def entry_error(name: str, rule: str, value: Any, place: str) -> DataError:
-    """Return the error for an entry of METADATA that no kdpipes has written."""
-    rejection = must_be(name, rule, value, _HINT)
-    return DataError(f"{place!r} is not a cache, or its {METADATA} file is damaged: {rejection}")
 
 
 def _checksum(content: dict[str, Any]) -> int:

@@ -13,13 +13,9 @@ from typing import Any
 
 import fsspec
 import pytest
-from fsspec.compression import compr
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import kdpipes as kdp
-from kdpipes.cache import file_store, folder
-from kdpipes.cache.file_store import FileLayout, FileStore
+from kdpipes.cache import folder
+from kdpipes.cache.file_store import FileStore, path_of
 from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
 
@@ -40,55 +36,20 @@ def in_folders(root: Path) -> Counter[Path]:
     return Counter(path.parent for path in root.rglob("*") if "/." not in str(path))
 
 
-@settings(max_examples=25)
-@given(st.integers(1, 20_000), st.integers(32, 3000))
-def test_no_folder_gets_too_many_files(num_entries: int, max_files: int) -> None:
-    layout = FileLayout.planned(num_entries, max_files)
-    paths = {layout.path_of(b"%d" % number) for number in range(num_entries)}
-    assert len(paths) == num_entries
-    parents = [path.rpartition("/")[0] for path in paths]
-    assert max(Counter(parents).values()) <= max_files - 4  # METADATA and the like lie there, too
-    while any(parents):
-        folders_of = Counter(parent.rpartition("/")[0] for parent in set(parents))
-        assert max(folders_of.values()) <= max_files - 4
-        parents = [parent.rpartition("/")[0] for parent in set(parents)]
-
-
-@pytest.mark.parametrize("num_entries", [10**6, 10**7, 10**9])
-def test_large_caches_have_no_more_folders_than_need_be(num_entries: int) -> None:
-    layout = FileLayout.planned(num_entries, 1000)
-    assert 16 <= num_entries / 16**layout.num_digits < 900
-
-
 def test_folders_stay_small_on_disk(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "cache", num_entries=300, max_files_per_folder=40)
-    for number in range(300):
+    store = FileStore(tmp_path / "cache")
+    for number in range(2000):
         store.put(b"%d" % number, [b"x"])
-    assert max(in_folders(tmp_path / "cache").values()) <= 40
-    assert store.stats()[2:4] == (300, 300)
+    assert 256 <= max(in_folders(tmp_path / "cache").values()) <= 256 + 8
+    assert store.stats()[2:4] == (2000, 2000)
 
 
-def test_metadata_holds_for_all_who_come_later(tmp_path: Path) -> None:
-    FileStore(tmp_path / "cache", num_entries=5000, max_files_per_folder=50, compression="zlib").put(b"a", [b"heron"])
-    later = FileStore(tmp_path / "cache")
-    later.put(b"b", [b"gull" * 1000])
-    assert (bytes(later.get(b"a") or b""), bytes(later.get(b"b") or b"")) == (b"heron", b"gull" * 1000)
-    said = json.loads((tmp_path / "cache" / "METADATA").read_text())
-    assert type(said.pop("checksum")) is int
-    assert said == {
-        "format": 3, "layout": "files", "num_digits": 3, "digits_per_folder": 1, "compression": "zlib",
-    }  # fmt: skip
-    assert later.stats().bytes < 100
-
-
-@pytest.mark.parametrize("compression", [None, "zlib", "gzip", "bz2", "lzma"])
-def test_every_compression_comes_back(tmp_path: Path, compression: str | None) -> None:
-    store = FileStore(tmp_path / "cache", compression=compression)
-    for content in (b"", b"heron" * 1000):
-        store.put(content[:5] or b"empty", [content])
-        entry = store.get(content[:5] or b"empty")
-        assert entry is not None
-        assert bytes(entry) == content
+def test_metadata_marks_the_folder_as_a_cache(tmp_path: Path) -> None:
+    FileStore(tmp_path / "cache").put(b"a", [b"heron"])
+    assert bytes(FileStore(tmp_path / "cache").get(b"a") or b"") == b"heron"
+    noted = json.loads((tmp_path / "cache" / "METADATA").read_text())
+    assert type(noted.pop("checksum")) is int
+    assert noted == {"format": 3, "layout": "files"}
 
 
 def test_a_moved_and_packed_cache_opens_on_a_read_only_disk(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
@@ -119,13 +80,12 @@ def test_looking_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("compression", [None, "zlib", "gzip", "bz2", "lzma"])
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"\0" * len(data), lambda data: b""])
-def test_a_damaged_file_is_found_and_heals(tmp_path: Path, compression: str | None, damage: Any) -> None:
-    store = FileStore(tmp_path / "cache", num_entries=9, compression=compression)
+def test_a_damaged_file_is_found_and_heals(tmp_path: Path, damage: Any) -> None:
+    store = FileStore(tmp_path / "cache")
     store.put(b"a", encode(["heron"] * 100))
     store.put(b"b", encode("gull"))
-    path = tmp_path / "cache" / FileLayout.planned(9, 1000).path_of(b"a")
+    path = tmp_path / "cache" / path_of(b"a")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DamagedError):
         decode(store.get(b"a"))
@@ -133,18 +93,6 @@ def test_a_damaged_file_is_found_and_heals(tmp_path: Path, compression: str | No
     assert store.put(b"a", encode(["heron"] * 100), replace=True)
     assert decode(store.get(b"a")) == ["heron"] * 100
     assert store.stats().entries == 2
-
-
-@pytest.mark.parametrize("compression", ["zlib", "gzip", "bz2", "lzma"])
-def test_an_entry_that_unpacks_to_too_much_is_damaged(
-    tmp_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = FileStore(tmp_path / "cache", compression=compression)
-    store.put(b"a", [bytes(100_000)])
-    assert len(store.get(b"a") or b"") == 100_000
-    monkeypatch.setattr(file_store, "_MOST_BYTES", 99_999)
-    with pytest.raises(DamagedError, match="cannot be decompressed: it has more than 99,999 bytes"):
-        store.get(b"a")
 
 
 def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
@@ -246,45 +194,14 @@ def test_storage_that_is_out_of_reach_is_gone_without(
         assert not store.put(b"b", [b"x"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"compression": "zip"}, "`compression` must be one of None, 'zlib'"),
-        ({"max_files_per_folder": 31}, "`max_files_per_folder` must be an integer of at least 32"),
-        ({"num_entries": 0}, "`num_entries` must be an integer of at least 1"),
-    ],
-)
-def test_wrong_options_are_rejected(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FileStore(tmp_path, **options)
-
-
 def test_an_unknown_kind_of_url_is_an_error(tmp_path: Path) -> None:
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""])):
         with pytest.raises(ValueError, match=r"`url` must be .* a protocol that fsspec knows"):
             call(FileStore("nowhere://bucket"))
 
 
-def test_a_missing_compression_package_is_an_error_when_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(compr, "zstd", raising=False)
-    with pytest.raises(ImportError, match=r"^Compression 'zstd' needs zstandard: `pip install zstandard`\.$"):
-        kdp.from_dataset([(1, 0)]).cache_on_disk(tmp_path / "cache", compression="zstd")
-    with pytest.raises(ValueError, match=r"`compression` must be one of .*'zlib'.*'zstd'"):
-        FileStore(tmp_path / "cache", compression="zip")
-
-
-def test_a_cache_of_a_missing_compression_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compr, "zstd", compr["gzip"])
-    FileStore(tmp_path / "cache", compression="zstd").put(b"a", encode("heron"))
-    assert decode(FileStore(tmp_path / "cache").get(b"a")) == "heron"
-    monkeypatch.delitem(compr, "zstd")
-    for call in (lambda s: s.get(b"a"), lambda s: s.put(b"b", [b""]), lambda s: s.stats()):
-        with pytest.raises(ImportError, match="pip install zstandard"):
-            call(FileStore(tmp_path / "cache"))
-
-
 def test_entries_deleted_by_hand_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FileStore(tmp_path / "cache", num_entries=10_000, max_files_per_folder=40)
+    store = FileStore(tmp_path / "cache")
     fill(store, 50)
     size = store.stats().bytes
     monkeypatch.setattr(folder, "_SETTLED_NS", 0)  # else folders that have just changed are listed each time
@@ -300,7 +217,7 @@ def test_entries_deleted_by_hand_are_not_counted(tmp_path: Path, monkeypatch: py
 
 
 def test_counting_again_lists_no_folder_that_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(FileStore(tmp_path / "cache", num_entries=10_000, max_files_per_folder=40), 50)
+    fill(FileStore(tmp_path / "cache"), 50)
     monkeypatch.setattr(folder, "_SETTLED_NS", 0)
     counted = FileStore(tmp_path / "cache").stats()
     listed: list[Any] = []

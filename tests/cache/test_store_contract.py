@@ -24,7 +24,7 @@ from kdpipes.cache.redis_store import RedisStore
 from kdpipes.cache.store import CacheStats, bound_to, claim_by
 from kdpipes.storage.codec import decode, encode
 
-ALL_KINDS = ["memory", "named", "disk", "files", "zlib", "object-storage", "redis"]
+ALL_KINDS = ["memory", "named", "disk", "files", "object-storage", "redis"]
 SHARED_KINDS = [kind for kind in ALL_KINDS if kind != "object-storage"]  # which is in the memory of one process
 Open = Callable[[], Any]
 
@@ -46,7 +46,6 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path, namespace: str) -
         "named": lambda: LmdbStore.in_memory(name, max_bytes=1 << 26),
         "disk": lambda: LmdbStore(tmp_path / "cache", max_bytes=1 << 26, is_durable=False),
         "files": lambda: FileStore(tmp_path / "cache"),
-        "zlib": lambda: FileStore(tmp_path / "cache", num_entries=100, compression="zlib"),
         "object-storage": lambda: FileStore(f"memory://{name}/cache"),
     }[request.param]
 

@@ -22,7 +22,7 @@ def places(tmp_path: Path) -> Iterator[list[str]]:
     name = f"test-cli-{os.getpid()}"
     files, lmdb = str(tmp_path / "files"), str(tmp_path / "lmdb")
     named = source.cache_in_memory(name=name)
-    source.cache_on_disk(files, layout="files", num_entries=1).warm_up(progress=False)
+    source.cache_on_disk(files, layout="files").warm_up(progress=False)
     source.cache_on_disk(lmdb)[1]["x"]
     named[0]["x"]
     yield [f"name={name}", files, lmdb]
@@ -31,7 +31,7 @@ def places(tmp_path: Path) -> Iterator[list[str]]:
 
 
 def damage(files: str) -> None:
-    path = next(path for path in Path(files).iterdir() if path.is_file() and b"bbbb" in path.read_bytes())
+    path = next(path for path in Path(files).rglob("*") if path.is_file() and b"bbbb" in path.read_bytes())
     path.write_bytes(path.read_bytes()[:-1])
 
 

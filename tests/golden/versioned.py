@@ -96,9 +96,9 @@ def on_disk_stream(pipe: Any, folder: Path) -> list[str]:
     return lmdb_keys(folder / "cache", folder / "copy")
 
 
-def as_files(pipe: Any, folder: Path, **options: Any) -> dict[str, Any]:
+def as_files(pipe: Any, folder: Path) -> dict[str, Any]:
     """Return the paths of the entries, and what METADATA says."""
-    read_sample(pipe.cache_on_disk(folder / "cache", layout="files", **options))
+    read_sample(pipe.cache_on_disk(folder / "cache", layout="files"))
     paths = [path.relative_to(folder / "cache") for path in (folder / "cache").rglob("*") if path.is_file()]
     entries = sorted(path.as_posix() for path in paths if not path.as_posix().startswith(("METADATA", ".counts/")))
     return {"entries": entries, "metadata": json.loads((folder / "cache" / "METADATA").read_text())}
@@ -245,8 +245,6 @@ KEYS: dict[str, Callable[[Path], Any]] = {
     "disk, mixed sources": lambda folder: on_disk(names(2).mix(names(), stop="all"), folder),
     "disk, stream": lambda folder: on_disk_stream(picture_stream().transform("x", kdp.Resize(4)), folder),
     "files": lambda folder: as_files(names(), folder),
-    "files, few and compressed": lambda folder: as_files(names(), folder, num_entries=10, compression="zlib"),
-    "files, small folders": lambda folder: as_files(names(), folder, max_files_per_folder=32),
     "redis": lambda _: in_redis(names()),
     "redis, namespace": lambda _: in_redis(names(), namespace="birds/1"),
 }

@@ -85,7 +85,7 @@ class Squares(kdp.SampleSource):
 
 def cached(folder: str, cache: str) -> tuple[int, int]:
     """Caches before and behind decoding; returns the entries on disk, and the samples that open without a source."""
-    on_disk = kdp.image_folder(folder)[:4].cache_on_disk(cache, layout="files", compression="zlib")
+    on_disk = kdp.image_folder(folder)[:4].cache_on_disk(cache, layout="files")
     stats: CacheStats = on_disk.warm_up(progress=False)
     pipe: MapChain = on_disk.decode_images("x").cache_in_memory(max_bytes=1 << 24).select("x y")
     assert len(pipe[0]) == 2
