@@ -209,7 +209,6 @@ class Cacher(Operation):
                 f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. Pickles are not loaded: such "
                 "samples are read from the source instead. If you trust everyone who can write to the cache, pass "
                 "`allow_pickle=True`.",
-                stacklevel=2,
             )
 
 
@@ -339,7 +338,6 @@ class _CachePipe(SampleMapper):
                     f"Field {name!r} is loaded when it comes to the cache, and therefore is not cached: {self._eager} "
                     "may load fields as samples pass. `.transform()` and `.add_field()` call functions only when the "
                     "fields are needed.",
-                    stacklevel=2,
                 )
         for operation in self._drawing:
             if names := operation.drawing():

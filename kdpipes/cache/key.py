@@ -122,7 +122,6 @@ class Identity:
             warn(
                 f"What is upstream of a cache holds values that cannot be hashed: {', '.join(new)}. The cache would "
                 "not notice a change. Pass `version=` to the cache, and a new version when they change.",
-                stacklevel=2,
             )
 
 

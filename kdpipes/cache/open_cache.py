@@ -20,6 +20,7 @@ from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore, bound_to
 from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import counted
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
@@ -154,8 +155,8 @@ class CacheReaderMapDataPipe(MapPipe):
                 )
             if found is None:
                 raise DataError(
-                    f"The cache {self._url!r} has {self._store.stats().entries:,} entries, but is not complete. "
-                    "Complete it on a machine that has its source: read a whole epoch, or call "
+                    f"The cache {self._url!r} has {counted(self._store.stats().entries, 'entry')}, but is not "
+                    "complete. Complete it on a machine that has its source: read a whole epoch, or call "
                     "`chain.cache_on_disk(...).warm_up()`."
                 )
             self._samples = Shared(found)

@@ -151,7 +151,7 @@ class CacheStore(ABC):
         """Warn, unless this process has already warned about this store."""
         if self._warned_in != os.getpid():
             self._warned_in = os.getpid()
-            warn(masked(text), stacklevel=5)
+            warn(masked(text))
 
     def forget(self) -> None:
         """Start anew in a forked process."""

@@ -90,7 +90,6 @@ class WatchedCalls:
                     "during a call. Cache entries are identified by these, so new chains with this callable would not "
                     "find them. Keep the changing state somewhere else, or give the callable a method "
                     "`fingerprinted()` that returns the data which identifies it.",
-                    stacklevel=2,
                 )
                 break
 

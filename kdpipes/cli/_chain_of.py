@@ -49,9 +49,13 @@ def chain_of(place: str) -> Any:
 
 def list_chains(module: str) -> Answer:
     """List the chains that a module or a file makes. Functions are not called."""
+    from kdpipes.core.messages import counted
     from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
-    from kdpipes.look.rendering import counted
 
+    if Path(module).is_dir():
+        raise ValueError(
+            f"{module!r} is a folder. Name a chain, like train.py:chain, or run `kdpipes inspect {module}`."
+        )
     found = _names_in(module).items()
     names = [f"{module}:{name}" for name, value in found if isinstance(value, IterDataPipe | MapDataPipe)]
     if not names:

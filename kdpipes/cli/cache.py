@@ -23,7 +23,7 @@ def ls(places: tuple[str, ...] = ()) -> Answer:
       num_samples   how many the cache is complete for; null if it is not
     """
     from kdpipes.cache.open_cache import look_at_cache, named_caches
-    from kdpipes.look.rendering import counted
+    from kdpipes.core.messages import counted
 
     found = [look_at_cache(place) for place in places or named_caches()]
     lines = []
@@ -52,7 +52,7 @@ def verify(places: tuple[str, ...]) -> Answer:
       healed: how many of the damaged entries were repaired.
     """
     from kdpipes.cache.open_cache import check_cache
-    from kdpipes.look.rendering import counted
+    from kdpipes.core.messages import counted
 
     checked = [(place, check_cache(place)) for place in places]
     lines = []

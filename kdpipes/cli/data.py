@@ -40,7 +40,7 @@ def copy(
       was_deleted   whether an incomplete copy, of other data or of an older
                     version, was removed first
     """
-    from kdpipes.look.rendering import counted
+    from kdpipes.core.messages import counted
     from kdpipes.write.copy import copy_to_local
 
     result = copy_to_local(global_root, local_root, relative_path=relative_path, num_workers=num_workers)
@@ -77,7 +77,7 @@ def index(
        "shards": [{"url": "shards/photos-000.tar", "num_samples": 40,
                    "num_bytes": 204800}, ...]}
     """
-    from kdpipes.look.rendering import counted
+    from kdpipes.core.messages import counted
     from kdpipes.sources.index_shards import index_shards
 
     result = index_shards(urls, columns=columns or (), checksums=not no_checksums)

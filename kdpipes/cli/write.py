@@ -63,9 +63,9 @@ def pack(
       num_found: shards that an earlier run has written.
       class_names: those that `kdp.open_shards` finds beside the shards, or null.
     """
+    from kdpipes.core.messages import counted
     from kdpipes.core.pipe import fields_of
     from kdpipes.core.sample_pipe import SampleMapperMapDataPipe
-    from kdpipes.look.rendering import counted
     from kdpipes.work.decode import UnchangedImages
     from kdpipes.write.members import check_encoding, check_extension
     from kdpipes.write.shards import write_shards
@@ -127,7 +127,7 @@ def records(
        "num_written": 4, "num_bytes": 81920}
       num_written: the parts that this run has written.
     """
-    from kdpipes.look.rendering import counted
+    from kdpipes.core.messages import counted
     from kdpipes.write.records import write_records
 
     samples = source if source.endswith(_LISTS) else _samples_of(source)

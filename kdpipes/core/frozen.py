@@ -81,7 +81,6 @@ class Reads:
             "epoch of the chain was not set. torch's DataLoader does not pass it to an indexed chain. Use "
             "`kdp.Loader(chain.deal(batch_size=..., shuffle=True).collate_samples())`. Or call "
             "`chain.set_epoch(epoch)` before each epoch, and use `persistent_workers=False`.",
-            stacklevel=4,
         )
         self._watched.clear()
         self._num_repeats = 0

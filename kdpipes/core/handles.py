@@ -80,14 +80,12 @@ def warn_of_handles(value: Any, *, is_forked: bool) -> None:
                 f"`{held.name}` ({held.kind}) has a state of its own in each worker, so that samples depend on the "
                 "number of workers. Draw random numbers in `.transform()`, or from a parameter `rng`; datasets may "
                 "use the generators of `random`, NumPy and torch as well, which are seeded for each sample.",
-                stacklevel=3,
             )
         elif is_forked:
             warn(
                 f"Forked workers share `{held.name}` ({held.kind}), which is open: reads of one disturb those of "
                 "others, and samples may get the values of other rows. Open it at the first read in each process, "
                 "`if self.pid != os.getpid(): ...`, and not before workers start.",
-                stacklevel=3,
             )
 
 

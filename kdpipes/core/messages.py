@@ -6,6 +6,7 @@ import logging
 import warnings
 
 from kdpipes.core.secrets import safe_text
+from kdpipes.core.tracebacks import calling_line
 
 
 class _SafeText(logging.Filter):
@@ -27,6 +28,15 @@ def logger(name: str) -> logging.Logger:
     return named
 
 
-def warn(text: str, category: type[Warning] = UserWarning, *, stacklevel: int = 1) -> None:
-    """Issue a warning, like `warnings.warn`."""
-    warnings.warn(safe_text(text), category, stacklevel=stacklevel + 1)
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning, like `warnings.warn`, at the line of the user."""
+    frame, line = calling_line()
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    file, module = frame.f_code.co_filename, frame.f_globals.get("__name__")
+    warnings.warn_explicit(safe_text(text), category, file, line, module, registry)
+
+
+def counted(number: float, unit: str) -> str:
+    """Return a number with its unit: "1 batch", "2,000 samples", "3 entries"."""
+    plural = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}es" if unit.endswith(("ch", "s")) else f"{unit}s"
+    return f"{number:,} {unit if number == 1 else plural}"

@@ -351,7 +351,6 @@ def warn_of_fixed(redrawn: str, by: str) -> None:
         f"`{redrawn}` gives the same samples in every epoch here, because `{by}` after it depends on their values, "
         f"and the length of an epoch must not change. Put `{by}` before `{redrawn}`, or write "
         f"`{redrawn}(..., redraw=False)`.",
-        stacklevel=2,
     )
 
 

@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TypeVar
 
 from kdpipes.core.errors import KdpipesError
@@ -59,11 +59,19 @@ def traceback_text(error: BaseException) -> str:
     return "".join(described.format()).rstrip()
 
 
+def calling_line() -> tuple[FrameType, int]:
+    """Return the frame and the line of the user's call that runs, or of the program where none does."""
+    frames = [each for each in traceback.walk_stack(None) if not each[0].f_code.co_filename.startswith(_OWN)]
+    others = (each for each in frames if not _is_standard(each[0].f_code.co_filename))
+    return next(others, frames[-1])
+
+
 def _without_own_frames(error: BaseException) -> TracebackType | None:
     entries = list(_entries(error.__traceback__))
     own = list(_are_own(entries))
     kept = [entry for entry, is_own in zip(entries, own, strict=True) if not is_own]
-    is_expected = isinstance(error, KdpipesError) or not isinstance(error, Exception)
+    is_sent = any("In a worker:" in note for note in getattr(error, "__notes__", ()))
+    is_expected = is_sent or isinstance(error, KdpipesError) or not isinstance(error, Exception)
     if entries and own[-1] and not is_expected:  # the last line of a fault in kdpipes, or of a call of compiled code
         kept.append(entries[-1])
     following: TracebackType | None = None
@@ -83,6 +91,9 @@ def _are_own(entries: list[TracebackType]) -> Iterator[bool]:
     is_own = False
     for entry in entries:
         file = entry.tb_frame.f_code.co_filename
-        is_called = is_own and file.startswith(_STANDARD) and "-packages" not in file
-        is_own = is_called or file.startswith(_OWN)
+        is_own = (is_own and _is_standard(file)) or file.startswith(_OWN)
         yield is_own
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith(_STANDARD) and "-packages" not in file

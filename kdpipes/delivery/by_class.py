@@ -11,7 +11,7 @@ from kdpipes.core.arithmetic import UNLABELLED, number_classes, smallest_int
 from kdpipes.core.errors import ChainError, DataError, check_count, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.labels import RANGES, as_classes, label_of
-from kdpipes.core.messages import warn
+from kdpipes.core.messages import counted, warn
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.cut import Cut, Epoch
 from kdpipes.delivery.layout import Sharding
@@ -81,9 +81,8 @@ class ClassOrder(Fingerprinted):
         if is_rare.any():
             named = ", ".join(map(str, classes[is_rare][:5].tolist()))
             warn(
-                f'`deal(batch_by="class")` leaves out {int(is_rare.sum())} classes with fewer than '
+                f'`deal(batch_by="class")` leaves out {counted(int(is_rare.sum()), "class")} with fewer than '
                 f"{cut.samples_per_class} samples: {named}{', ...' if is_rare.sum() > 5 else ''}.",
-                stacklevel=2,
             )
         self.numbers: NDArray[Any] = numbers
         self.num_batches = _num_batches(num_groups, cut.classes_per_batch)

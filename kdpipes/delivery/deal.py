@@ -197,7 +197,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         epoch = self._cut.epoch(self.source, sharding, self._seed, number)
         size = epoch.num_samples
         if size and not epoch.num_batches:
-            warn(self._cut.why_empty(epoch, sharding.num_ranks), stacklevel=2)
+            warn(self._cut.why_empty(epoch, sharding.num_ranks))
         if epoch.num_batches:
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is rejected at its start
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)

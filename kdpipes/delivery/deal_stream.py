@@ -360,7 +360,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 f"{plan.piece_size} samples per lane for one batch, but one has only {min(too_short)}. These samples "
                 f"are dropped. Use {use}."
             )
-        warn(f"`deal(uneven='drop')` {text}", stacklevel=2)
+        warn(f"`deal(uneven='drop')` {text}")
 
     def _lanes_of_epoch(
         self, plan: LanePlan, sharding: Sharding, epoch: int, first: int, begun: list[Shards]

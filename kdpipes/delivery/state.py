@@ -201,7 +201,7 @@ class Checkpointer:
             raise ValueError(f"The state does not fit the chain: {difference} {hint}")
         self._reject_other_numbers(state)
         if difference:
-            warn(f"The state does not fit the chain: {difference}", stacklevel=3)
+            warn(f"The state does not fit the chain: {difference}")
         epoch = _count_in(state, "epoch", _MAX_EPOCHS)
         batch, offset = _count_in(state, "batch", _MAX_COUNT), _count_in({"offset": 0, **state}, "offset", _MAX_COUNT)
         position = Position(epoch, batch, offset, self._cursors_in(state))

@@ -50,5 +50,4 @@ def check_stamp(found: Stamp) -> None:
         warn(
             "This state of DataLoader2 holds neither the epoch nor the batch, so the chain begins at epoch 0. Use "
             "`kdp.Loader(chain)`, whose state is exact, or `reading_service=kdp.ProcessReadingService(...)`.",
-            stacklevel=2,
         )

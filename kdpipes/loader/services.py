@@ -250,7 +250,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
             plan = dealer.lane_plan()
             if plan is not None and num_workers > plan.num_groups and not self._has_warned:
                 self._has_warned = True
-                warn(plan.idle_text(num_workers), stacklevel=2)
+                warn(plan.idle_text(num_workers))
         return Merger(
             self._workers,
             position,

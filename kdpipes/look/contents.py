@@ -22,12 +22,13 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import counted
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
 from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked, printable
 from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
-from kdpipes.look.rendering import class_name, counted, table_lines
+from kdpipes.look.rendering import class_name, table_lines
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
 from kdpipes.storage.catalog import ShardSeen, survey_shards
@@ -402,7 +403,7 @@ def _fields_of(samples: Sequence[SampleSeen]) -> list[FieldSeen]:
     for name in sorted({name for sample in samples for name in sample.fields}):
         seen = [sample.fields[name] for sample in samples if name in sample.fields]
         types = sorted({each["type"] for each in seen})
-        kind = types[0] if len(types) == 1 else f"{types[0]}, and {len(types) - 1} others"
+        kind = types[0] if len(types) == 1 else f"{types[0]}, and {counted(len(types) - 1, 'other')}"
         if all("bytes" in each for each in seen):
             found.append(FieldSeen.of(name, [each["bytes"] for each in seen], kind))
         else:  # numbers have no size
@@ -429,7 +430,7 @@ def contents_lines(title: str, found: Contents) -> Iterator[str]:
     command = "kdpipes records" if found.kind == "records" else "kdpipes pack"
     for job in found.jobs:
         if not job.is_complete:
-            size = "" if job.num_samples is None else f" of {job.num_samples:,} samples"
+            size = "" if job.num_samples is None else f" of {counted(job.num_samples, 'sample')}"
             hint = f"run the same command (`{command} ...`, or the same script) again to resume it"
             yield f"  not finished: the job{size} described in {printable(job.url)}; {hint}"
     if found.fields:
@@ -464,17 +465,17 @@ def _totals(found: Contents) -> Iterator[str]:
     if found.num_samples is not None:
         yield f"{found.num_samples:,} {what}"
     elif found.shards:
-        yield f"{sum(read):,} samples in {len(read):,} shards with fresh indexes"
+        yield f"{counted(sum(read), 'sample')} in {counted(len(read), 'shard')} with fresh indexes"
     else:
         yield "an unknown number of samples"
     if found.num_bytes is not None:
-        yield f"{found.num_bytes:,} bytes"
+        yield f"{counted(found.num_bytes, 'byte')}"
     if found.shards:
-        yield f"{len(found.shards):,} shards"
+        yield f"{counted(len(found.shards), 'shard')}"
     if found.parts:
-        yield f"{len(found.parts):,} parts"
+        yield f"{counted(len(found.parts), 'part')}"
     if found.num_batches is not None and found.num_batches != found.num_samples:
-        yield f"{found.num_batches:,} batches"
+        yield f"{counted(found.num_batches, 'batch')}"
 
 
 def _known(about: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_count, must_be
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import counted
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.secrets import printable
 from kdpipes.look.rendering import class_name
@@ -153,12 +154,12 @@ def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
             "has been read. Use `kdp.open_shards`, or another indexed source."
         )
     before = _counts(_before_plan(end))
-    title = f"{before.total():,} samples of {sum(map(bool, before.values())):,} classes"
-    shown = [(before, _BEFORE, f"source: {before.total():,} samples")]
+    title = f"{counted(before.total(), 'sample')} of {counted(sum(map(bool, before.values())), 'class')}"
+    shown = [(before, _BEFORE, f"source: {counted(before.total(), 'sample')}")]
     if any(node.traits.is_plan for node in Chain.of(end.pipe)):
         after = _counts([end])
         title += f", and {after.total():,} after the plan"
-        shown.append((after, _AFTER, f"after the plan: {after.total():,} samples"))
+        shown.append((after, _AFTER, f"after the plan: {counted(after.total(), 'sample')}"))
     names = list(dict.fromkeys(name for counts, _, _ in shown for name in counts))
     largest = set(sorted(names, key=lambda name: -max(counts[name] for counts, _, _ in shown))[:max_classes])
     groups: list[tuple[str, Bars]] = [

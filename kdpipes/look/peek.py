@@ -18,6 +18,7 @@ from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.map_pipe import item_at
+from kdpipes.core.messages import counted
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.core.secrets import printable, safe_text
@@ -199,11 +200,11 @@ def summary(value: Any) -> str:
     if isinstance(value, torch.Tensor | np.ndarray):
         return _array(value)
     if isinstance(value, EncodedImage):
-        return f"encoded image {value.size[0]}x{value.size[1]}, {len(value.content):,} bytes"
+        return f"encoded image {value.size[0]}x{value.size[1]}, {counted(len(value.content), 'byte')}"
     if isinstance(value, Image.Image | DecodedImage):
         return f"image {value.mode} {value.size[0]}x{value.size[1]}"
     if isinstance(value, bytes | bytearray | memoryview):
-        return f"{len(value):,} bytes"
+        return counted(len(value), "byte")
     if isinstance(value, list | tuple) and len(value) > _ENTRIES:
         kinds = sorted({type(entry).__name__ for entry in value})
         return f"{type(value).__name__} of {len(value):,}: {', '.join(kinds[:3])}{', …' if len(kinds) > 3 else ''}"

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_callable, is_number, must_be
+from kdpipes.core.messages import counted
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.torch_pipes import MapDataPipe
@@ -19,7 +20,7 @@ from kdpipes.delivery import meter
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.profile import COPYING, Measured, WorkerTimes
 from kdpipes.look.figures import Figure, bar_chart
-from kdpipes.look.rendering import bytes_text, counted, render, seconds_text, table_lines
+from kdpipes.look.rendering import bytes_text, render, seconds_text, table_lines
 from kdpipes.storage.files import replace_file
 
 Kind = Literal["storage", "plan", "decoding", "transforms", "cache", "transfer", "device"]

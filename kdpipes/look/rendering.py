@@ -62,12 +62,6 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
 
 
-def counted(number: float, unit: str) -> str:
-    """Return a number with its unit: "1 batch", "2,000 samples", "3 entries"."""
-    plural = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}es" if unit.endswith("ch") else f"{unit}s"
-    return f"{number:,} {unit if number == 1 else plural}"
-
-
 def seconds_text(seconds: float) -> str:
     """Return a duration as text."""
     if seconds >= 1:

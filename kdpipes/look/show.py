@@ -9,11 +9,12 @@ from kdpipes.core.call_text import arguments_of
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import counted
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.secrets import printable, safe_text
 from kdpipes.core.stock import Seeded, is_of_torchdata, shards
 from kdpipes.core.torch_pipes import Batcher, IndexedBatcher, IterableWrapper, IterDataPipe, SequenceWrapper, UnBatcher
-from kdpipes.look.rendering import class_name, counted, render
+from kdpipes.look.rendering import class_name, render
 from kdpipes.plan.class_counts import class_counts
 
 COLORS = {"source": "#4e79a7", "plan": "#e08a1e", "work": "#59a14f", "cache": "#2a9d9d", "delivery": "#8e5ea2"}

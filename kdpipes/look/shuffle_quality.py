@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import counted
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import planning
 from kdpipes.delivery.deal import DealerMapDataPipe
@@ -68,7 +69,7 @@ class ShuffleQuality:
 
     def _verdict(self) -> str:
         verdict = "good" if self.is_good else "weak"
-        return f"The shuffle is {verdict}, compared with a perfect one ({self.num_samples:,} samples):"
+        return f"The shuffle is {verdict}, compared with a perfect one ({counted(self.num_samples, 'sample')}):"
 
     def __repr__(self) -> str:
         width = max(len(name) for name, _, _ in self.lines())

@@ -83,7 +83,6 @@ class ClassFilterMapDataPipe(PlanPipe):
             warn(
                 f"`filter_classes({choice.param}={list(choice.classes)})` keeps none of {len(labels)} samples; "
                 f"their classes are {known}.",
-                stacklevel=2,
             )
         return positions
 

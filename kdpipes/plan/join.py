@@ -135,7 +135,7 @@ class JoinerMapDataPipe(PlanPipe):
         if is_inner and len(missing):
             named = ", ".join(repr(keys[place]) for place in missing[:_NUM_NAMED])
             text = f"`join` leaves out {len(missing)} of {len(keys)} samples, which the other source lacks: {named}"
-            warn(text + (", ..." if len(missing) > _NUM_NAMED else "."), stacklevel=2)
+            warn(text + (", ..." if len(missing) > _NUM_NAMED else "."))
         chosen = np.flatnonzero(partners >= 0) if is_inner else np.arange(len(keys))
         self._partners = Shared(partners[chosen].astype(smallest_int(len(others))))
         return chosen.astype(smallest_int(len(keys)))

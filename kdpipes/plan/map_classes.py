@@ -87,7 +87,6 @@ class _Mapping:
         warn(
             f"`map_classes` drops all samples of the classes that `mapping` does not name: {several}{more}. Pass "
             '`unmapped="keep"` to keep them, or `unmapped="drop"` to drop them without this warning.',
-            stacklevel=2,
         )
 
     def _kept(self, label: Any) -> Any:

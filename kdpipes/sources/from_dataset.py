@@ -241,7 +241,6 @@ class DatasetReaderMapDataPipe(MapPipe):
                     f"The labels are read from the items of {kind}, because its `targets` or `labels` differ: item "
                     f"{index} holds {_shortened(label)}, not {_shortened(targets[index])}. If all labels are known, "
                     "pass `labels=`, so that a plan does not load the items.",
-                    stacklevel=2,
                 )
                 return False
         return compared > 0

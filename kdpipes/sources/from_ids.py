@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.callback import Callback
-from kdpipes.core.errors import DataError, check_names, must_be
+from kdpipes.core.errors import DataError, add_note, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.keys import repetitions, unique_key
 from kdpipes.core.labels import label_at, labels_at, number_labels
@@ -228,8 +228,8 @@ def _readable(names: Sequence[Any], index: int) -> list[Any]:
 class FileLoader(Fingerprinted):
     """Reads the file of an ID by the suffix of its path. Nothing in the file is executed."""
 
-    def __init__(self, template: str, access: Access) -> None:
-        self._template = template
+    def __init__(self, template: str, access: Access, hint: str = "") -> None:
+        self._template, self._hint = template, hint
         self._reader = FileReader(access)
 
     def is_remote(self, names: Sequence[Any]) -> bool:
@@ -254,7 +254,12 @@ class FileLoader(Fingerprinted):
 
     def __call__(self, name: Any) -> Any:
         path = self.path_of(name)
-        content = self._reader.read(path)
+        try:
+            content = self._reader.read(path)
+        except FileNotFoundError as error:
+            if self._hint:
+                add_note(error, self._hint)
+            raise
         try:
             suffix = path_of(path).rpartition(".")[2]
             return decode_array(suffix, content) if suffix in ("npy", "pt") else content

@@ -33,6 +33,7 @@ except ImportError:  # without the extra `table`
     pa = None
 
 _PART = 1 << 16  # texts that are in memory as Python objects at a time
+_HINT = "If paths in the table are relative to another folder, pass it: `root=`."
 _LOCAL = ("", "file", "local")
 # Protocols that rows of any remote table may name, besides its own. Others may reach local files.
 _REMOTE = frozenset({*("http", "https", "s3", "s3a", "gs", "gcs", "hf", "abfs", "abfss", "az", "adl"), "zip", "tar"})
@@ -132,7 +133,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             located = _Paths(paths, folder, origin)
             check_filesystems("path", list(located[:1]))
             access = Access(storage_options=storage_options, hedge_s=hedge_s, origin=origin)
-            super().__init__(located, None, FileLoader("{id}", access))
+            super().__init__(located, None, FileLoader("{id}", access, _HINT))
         self._class_names = check_names("class_names", class_names)
         self._numbers: NDArray[Any] | None = None
         if label is not None:

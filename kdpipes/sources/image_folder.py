@@ -15,7 +15,7 @@ from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.labels import number_labels
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.messages import warn
+from kdpipes.core.messages import counted, warn
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
@@ -188,7 +188,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     if loose is not None:
         raise DataError(
             f"Image {loose!r} is in {root!r} itself, not in a class folder. "
-            "For images without classes use `FileLister(root).to_samples()`."
+            "Move it to one. For images without classes, use `FileLister(root).to_samples()`."
         )
     paths.sort(key=lambda path: path.split("/", 1))
     found = {path.split("/", 1)[0] for path in paths}
@@ -198,7 +198,6 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
         warn(
             f"The classes of {root!r} are {', '.join(sorted(found))}, which look like splits of a data set. Make "
             f"a pipe for each, like `kdp.image_folder({join_url(root, min(found))!r})`; or pass `class_names=`.",
-            stacklevel=2,
         )
     strangers = sorted(found - set(names))
     if strangers:
@@ -226,17 +225,17 @@ def _warn_of_rest(root: str, files: Sequence[str], folders: set[str]) -> None:
     parts = []
     if inside:
         parts.append(
-            f"{len(inside)} files whose suffixes are not those of images{_counts_of(inside)}: {_shown(inside)}"
+            f"{counted(len(inside), 'file')} without the suffix of an image{_counts_of(inside)}: {_shown(inside)}"
         )
     if folders:
-        parts.append(f"{len(folders)} folders without images, which are not classes: {_shown(sorted(folders))}")
+        parts.append(f"{counted(len(folders), 'folder')} without images: {_shown(sorted(folders))}")
     if parts:
         hint = "Pass `class_names=` to number empty classes as well."
         if inside:
             hint = (
                 f"Give images one of the suffixes {', '.join(sorted(image_suffixes()))}, or list them: `kdp.from_ids`."
             )
-        warn(f"In {root!r}, `image_folder` leaves out {'; and '.join(parts)}. {hint}", stacklevel=2)
+        warn(f"In {root!r}, `image_folder` leaves out {'; and '.join(parts)}. {hint}")
 
 
 def _counts_of(files: Sequence[str]) -> str:

@@ -162,7 +162,6 @@ def _in_workers(
                     f"While {what}, {len(payload) / 1e6:.0f} MB of the chain and its functions go with each job. Keep "
                     "large data in files that workers open by themselves; or use `num_workers=`, whose processes get "
                     "it once.",
-                    stacklevel=2,
                 )
             name = hashlib.blake2b(payload, digest_size=16).digest()
             num_at_once = num_workers or getattr(executor, "_max_workers", None) or _NUM_UNKNOWN

@@ -154,7 +154,7 @@ class ShardCache:
         if fetcher.failure is not None and not self._has_warned:
             self._has_warned = True
             text = f"Shards cannot be kept in {str(fetcher.folder.path)!r}: {fetcher.failure}. Members are read alone."
-            warn(text, stacklevel=2)
+            warn(text)
         return fetcher.failure is None
 
     def _fetcher(self) -> _Fetcher:

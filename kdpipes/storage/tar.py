@@ -419,4 +419,4 @@ class DottedKeys:
             "ends at the first dot of a file's name, as in webdataset: write the shards with keys without dots."
         )
         if self._warns:
-            warn(self.message, stacklevel=2)
+            warn(self.message)

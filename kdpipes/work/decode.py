@@ -19,6 +19,7 @@ from PIL import Image
 
 from kdpipes.core.bulk import Bulk, BulkSource, made_of_each, read_with_keys
 from kdpipes.core.errors import DataError, check_choice, check_flag, must_be
+from kdpipes.core.messages import counted
 from kdpipes.core.operation import Operation
 from kdpipes.core.sample import Lazy, Sample, sample_name
 from kdpipes.core.sample_pipe import work_pipe
@@ -289,7 +290,7 @@ class EncodedImage:
         return self.content, self.name, self.backend, self.exact, *(() if is_default else (self.mode, self.exif))
 
     def __repr__(self) -> str:
-        return f"EncodedImage({len(self.content)} bytes)"
+        return f"EncodedImage({counted(len(self.content), 'byte')})"
 
     def _who(self) -> str:
         return f"The image of {self.name}" if self.name else "The image"

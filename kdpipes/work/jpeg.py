@@ -190,7 +190,7 @@ def _load_turbojpeg() -> JpegDecoder | None:
         except (OSError, AttributeError) as error:  # it is missing or older
             if _LIBRARY in os.environ:
                 what = f"{_LIBRARY} is not the path of libjpeg-turbo 3"
-                warn(f"{what}, so JPEGs are decoded by another library: {error}.", stacklevel=2)
+                warn(f"{what}, so JPEGs are decoded by another library: {error}.")
             continue
         version = os.path.basename(os.path.realpath(path))  # noqa: PTH119
         return JpegDecoder("turbojpeg", version, partial(_Turbojpeg, library))

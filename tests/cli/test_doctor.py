@@ -79,6 +79,12 @@ def test_what_a_chain_imports_late_is_found_beside_it(
     assert sys.path == path
 
 
+def test_a_folder_is_no_chain(tmp_path: Path, run: Any) -> None:
+    said = run("doctor", str(tmp_path))
+    assert said.status == 1
+    assert "is a folder. Name a chain, like train.py:chain" in said.err
+
+
 def test_the_folder_of_a_chain_that_fails_is_forgotten(tmp_path: Path, run: Any) -> None:
     (tmp_path / "broken.py").write_text("def chain():\n    raise OSError('broken')\n")
     path = list(sys.path)

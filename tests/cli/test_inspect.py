@@ -84,7 +84,7 @@ def test_shards_are_told_in_lines(folder: Path, run: Any) -> None:
     found = inspect_data(["shards/photos-000.tar"])
     jpg = found.fields[1]
     lines = said.out.splitlines()
-    assert lines[:2] == [f"shards/photos-000.tar: 40 samples, {size:,} bytes, 1 shards", "  indexes: 1 fresh"]
+    assert lines[:2] == [f"shards/photos-000.tar: 40 samples, {size:,} bytes, 1 shard", "  indexes: 1 fresh"]
     numbers = f"{jpg.num_bytes:,} {jpg.min_bytes:,} {round(jpg.median_bytes or 0):,} {jpg.max_bytes:,}"
     assert lines[4].split() == ["jpg", "40", *numbers.split()]
     assert lines[5].split() == ["class", "samples"]
@@ -96,7 +96,7 @@ def test_shards_are_told_in_lines(folder: Path, run: Any) -> None:
 
 def test_shards_whose_indexes_are_not_fresh_are_named(folder: Path, run: Any) -> None:
     lines = run("inspect", "shards/photos-000.tar", "shards/photos-001.tar", "--no-scan").out.splitlines()
-    assert lines[0].startswith("shards/photos-000.tar ... shards/photos-001.tar: 40 samples in 1 shards with fresh ind")
+    assert lines[0].startswith("shards/photos-000.tar ... shards/photos-001.tar: 40 samples in 1 shard with fresh ind")
     assert lines[1] == "  indexes: 1 fresh, 1 missing; `kdpipes index` renews those that are not fresh"
     assert lines[2] == "    missing: shards/photos-001.tar"
 

@@ -80,6 +80,7 @@ def test_workers_send_the_users_line_as_the_last_one() -> None:
         with pytest.raises(AttributeError) as caught:
             list(loader)
         note = next(note for note in caught.value.__notes__ if "In a worker:" in note)
+    assert names_of(caught.value) == []
     assert note.splitlines()[1] == "Traceback (most recent call last):"
     assert "in typo\n    return x.shpae" in note
     assert "kdpipes/core" not in note

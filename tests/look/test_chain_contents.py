@@ -80,7 +80,7 @@ def test_values_are_told_by_type_and_size(value: Any, expected: dict[str, Any]) 
 
 def test_fields_of_several_types_and_without_labels_are_told() -> None:
     found = look_at_chain(kdp.from_dataset([(b"a", 0.5), ("b", 1.5)], "x score"))
-    assert [field.type for field in found.fields] == ["float", "bytes, and 1 others"]
+    assert [field.type for field in found.fields] == ["float", "bytes, and 1 other"]
     assert found.classes is None
 
 

@@ -447,3 +447,9 @@ def test_a_table_on_a_private_host_names_files_there() -> None:
         served.files = {"/t.csv": f"file\na.txt\n{served.url}/a.txt\n".encode(), "/a.txt": b"pixels"}
         pipe = kdp.from_table(f"{served.url}/t.csv", path="file")
         assert [sample["x"] for sample in pipe] == [b"pixels"] * 2
+
+
+def test_a_missing_file_leads_to_root() -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        kdp.from_table({"file": ["missing.jpg"]}, path="file")[0]["x"]
+    assert any("`root=`" in note for note in caught.value.__notes__)

@@ -149,8 +149,8 @@ def test_classes_are_the_folders_with_images_wherever_they_lie(place: Callable[[
         assert (pipe.class_names(), pipe.column("y").tolist()) == (("a", "c"), [0, 1])
     assert len(caught) == 1
     words = (
-        r"leaves out 3 files whose suffixes are not those of images \(.*1 without a suffix.*\): 'annotations/1.xml', "
-        r"'b/deep/notes', 'b/readme.txt'; and 2 folders without images, which are not classes: 'annotations', 'b'\. "
+        r"leaves out 3 files without the suffix of an image \(.*1 without a suffix.*\): 'annotations/1.xml', "
+        r"'b/deep/notes', 'b/readme.txt'; and 2 folders without images: 'annotations', 'b'\. "
         r"Give images one of the suffixes \..*\.jpg.* `kdp\.from_ids`"
     )
     assert re.search(words, str(caught[0].message))
@@ -167,8 +167,9 @@ def test_an_empty_folder_is_no_class_unless_it_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
-    with pytest.warns(UserWarning, match=r"leaves out 1 folders without images, which are not classes: 'b'\. Pass `cl"):
+    with pytest.warns(UserWarning, match=r"leaves out 1 folder without images: 'b'\. Pass `cl") as caught:
         assert kdp.image_folder(tmp_path).column("y").tolist() == [0, 1]
+    assert caught[0].filename == __file__
     pipe = kdp.image_folder(tmp_path, class_names=["a", "b", "c"])
     assert (pipe.class_names(), pipe.column("y").tolist()) == (("a", "b", "c"), [0, 2])
 
@@ -198,7 +199,7 @@ def test_suffixes_of_formats_without_pixels_are_left_out(suffix: str, tmp_path: 
     for name in ("1.jpg", f"1{suffix}"):
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / name).write_bytes(b"")
-    with pytest.warns(UserWarning, match=rf"leaves out 1 files .* \(1 \{suffix}\): 'a/1\{suffix}'"):
+    with pytest.warns(UserWarning, match=rf"leaves out 1 file .* \(1 \{suffix}\): 'a/1\{suffix}'"):
         assert len(kdp.image_folder(tmp_path)) == 1
 
 

@@ -31,6 +31,7 @@ from kdpipes.look.rendering import render
 from kdpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from kdpipes.work.jpeg import find_decoders
 
+_HINT = "Make a chain of data, like `kdp.image_folder(folder).deal(batch_size=32)`."
 _BATCH_SIZE = 16  # of an indexed chain, which has none
 _SEVERITIES = ("error", "warning", "hint")
 _NOTHING: Any = object()
@@ -128,7 +129,7 @@ def doctor(
         Nothing is wrong with the chain.
     """
     if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
-        raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
+        raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe, _HINT))
     is_undealt = isinstance(source_datapipe, MapDataPipe)
     shared = Path("/dev/shm")
     facts = Facts(
