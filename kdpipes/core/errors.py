@@ -58,12 +58,15 @@ def must_be(param: str, rule: str, value: object, hint: str = "") -> str:
     >>> must_be("size", "even", 3, "Add 1.")
     '`size` must be even, but is 3 instead. Add 1.'
     """
-    if isinstance(value, Mapping):
-        from kdpipes.core.call_text import shown_value  # imported here because `--help` does not need torch
+    try:
+        if isinstance(value, Mapping):
+            from kdpipes.core.call_text import shown_value  # imported here because `--help` does not need torch
 
-        shown = shown_value(value)
-    else:
-        shown = masked(repr(value))
+            shown = shown_value(value)
+        else:
+            shown = masked(repr(value))
+    except RecursionError:
+        shown = f"a {type(value).__name__} that is nested too deeply to show"
     if len(shown) > 120:
         shown = shown[:117] + "..."
     return f"`{param}` must be {rule}, but is {shown} instead." + (f" {hint}" if hint else "")

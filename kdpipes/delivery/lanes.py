@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -133,8 +134,8 @@ class Lane:
 
     def take(self, batch: int) -> list[Any]:
         """Return the lane's piece of its `batch`-th batch; short or empty at the end of the lane."""
-        for _ in range(self.num_batches, batch):
-            deque(islice(self._items, self._size), maxlen=0)
+        num_before = max(batch - self.num_batches, 0) * self._size
+        deque(islice(self._items, min(num_before, sys.maxsize)), maxlen=0)  # ends with the lane, also for a huge batch
         taken = list(islice(self._items, self._size))
         self.num_batches, self._num_taken = batch + 1, len(taken)
         if (place := self._place()) is not None:

@@ -183,6 +183,10 @@ class Checkpointer:
             ValueError: It is not a state, or belongs to another version, other batches or another chain; or one of its
                 entries has a wrong type or is out of range.
         """
+        try:
+            repr(state)  # the errors below show its entries
+        except RecursionError:
+            raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state)) from None
         is_state = isinstance(state, Mapping) and {"version", "epoch", "batch", "pipes"} <= set(state)
         if is_state and state["version"] not in (1, _VERSION):
             raise ValueError(f"The state is of version {state['version']}, but this kdpipes reads version {_VERSION}.")
