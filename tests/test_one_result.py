@@ -61,7 +61,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("stored")
     rows = kdp.from_ids([f"k{n}" for n in range(NUM)], labels=[n % 3 for n in range(NUM)], load=number_of)
     kdp.write_shards(
-        rows.rename_fields(npy="x", cls="y").transform("npy", np.asarray), str(folder / "%02d.tar"), max_samples=20
+        rows.rename_fields(npy="x", cls="y").transform("npy", np.atleast_1d), str(folder / "%02d.tar"), max_samples=20
     )
     kdp.write_records(rows, folder / "records")
     return {"shards": str(folder / "*.tar"), "records": str(folder / "records")}
@@ -71,8 +71,12 @@ def number_of(name: str) -> int:
     return int(name[1:])
 
 
+def single(x: Any) -> int:
+    return int(x[0])
+
+
 def shards(stored: dict[str, str]) -> Any:
-    return kdp.open_shards(stored["shards"]).rename_fields(x="npy", y="cls").transform("x", int)
+    return kdp.open_shards(stored["shards"]).rename_fields(x="npy", y="cls").transform("x", single)
 
 
 SOURCES: dict[str, Callable[[dict[str, str]], Any]] = {
@@ -275,7 +279,7 @@ def test_batches_of_any_size_are_the_samples_one_by_one(
 STREAM_PLAN = ("filter_classes", "repeat_until")
 STREAMS: dict[str, Callable[[dict[str, str]], Any]] = {
     "stream_shards": lambda stored: (
-        kdp.stream_shards(stored["shards"]).rename_fields(x="npy", y="cls").transform("x", int)
+        kdp.stream_shards(stored["shards"]).rename_fields(x="npy", y="cls").transform("x", single)
     ),
     "to_samples": lambda stored: IterableWrapper(ROWS).to_samples(fields="x y"),
 }
@@ -312,3 +316,15 @@ def test_batches_of_a_stream_of_any_size_are_its_samples(
         for size, result in zip(SIZES, results, strict=True):
             is_ended = bool(expected[0]) and expected[0][-1][0] != "made"
             assert result == ((upto_error(expected[0], size), expected[1]) if is_ended else expected)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_makes_its_samples(stored: dict[str, str], source: str) -> None:
+    made = {(sample["x"], sample["y"]) for sample in SOURCES[source](stored)}  # records are shuffled
+    assert len(made) == NUM
+    assert made & {(17, 2), (17, "c")}
+
+
+@pytest.mark.parametrize("source", STREAMS)
+def test_every_stream_makes_its_samples(stored: dict[str, str], source: str) -> None:
+    assert [(sample["x"], sample["y"]) for sample in STREAMS[source](stored)][17] == (17, 2)
