@@ -26,7 +26,7 @@ from kdpipes.storage.codec import encode
 from kdpipes.storage.jobs import check_workers, in_parallel, run_jobs
 
 _MOST = 32  # samples of a block
-_NUM_BLOCKS = 64  # at least, so that several processes can share small data sets
+_NUM_BLOCKS = 64  # at least, so that several processes can share small datasets
 _WHAT = "filling the cache"
 
 

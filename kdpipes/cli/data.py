@@ -1,4 +1,4 @@
-"""Commands about data sets: `copy`, `index` and `inspect`."""
+"""Commands about datasets: `copy`, `index` and `inspect`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def copy(
     relative_path: Annotated[str | None, "P"] = None,
     num_workers: int = 8,
 ) -> Answer:
-    """Copy a data set to a local disk, unless it is already there.
+    """Copy a dataset to a local disk, unless it is already there.
 
     Copies a folder, a zip or a folder of zips. A complete copy is used as it is, even if the source is gone; an
     interrupted copy is resumed.
 
-    GLOBAL is a path or fsspec URL of the data set; if it is the folder train and only train.zip exists, that is
+    GLOBAL is a path or fsspec URL of the dataset; if it is the folder train and only train.zip exists, that is
     extracted. LOCAL is the folder of the copy.
 
     Args:

@@ -1,4 +1,4 @@
-"""Commands that write data sets: `pack` and `records`."""
+"""Commands that write datasets: `pack` and `records`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         table: The path or URL of a file, of a folder or of files ("part-*.parquet"), or a list of them. These may be
             Parquet files (`.parquet`), text with delimiters (`.csv`, `.tsv`, `.txt`), or JSON objects (`.jsonl`,
             `.ndjson`); text may be compressed (`.gz`, `.bz2`, `.zst`). Or a table in memory: a DataFrame of pandas or
-            polars, a table of pyarrow, a data set of Hugging Face, or a dictionary of columns.
+            polars, a table of pyarrow, a dataset of Hugging Face, or a dictionary of columns.
         path: The column that holds the path or URL of each sample's file, or a template with names of columns, like
             "images/{id}.jpg". The file is loaded as field `x` when it is read: `.pt` as tensors (`weights_only`),
             `.npy` as an array, other files as bytes.

@@ -196,7 +196,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     _warn_of_rest(root, sorted(set(files).difference(paths)), _folders_in(root, files).difference(found, names))
     if class_names is None and len(found) > 1 and {name.lower() for name in found} <= _SPLITS:
         warn(
-            f"The classes of {root!r} are {', '.join(sorted(found))}, which look like splits of a data set. Make "
+            f"The classes of {root!r} are {', '.join(sorted(found))}, which look like splits of a dataset. Make "
             f"a pipe for each, like `kdp.image_folder({join_url(root, min(found))!r})`; or pass `class_names=`.",
         )
     strangers = sorted(found - set(names))

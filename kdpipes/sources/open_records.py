@@ -52,7 +52,7 @@ class RecordReaderMapDataPipe(MapPipe):
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        DataError: The folder does not contain all parts of one data set in this version of the format; a part is
+        DataError: The folder does not contain all parts of one dataset in this version of the format; a part is
             truncated; or a record is damaged. The message names the file, the key and the offset.
 
     Example:

@@ -175,7 +175,7 @@ class KnownIndexes:
             try:
                 found.update(_indexes_in(read_url(f"{folder}/{DATA_SET_INDEX}"), urls))
             except (DataError, tarfile.TarError, FileNotFoundError) as error:
-                _log.info("The index of the data set in %s is not used: %s", masked(folder), error)
+                _log.info("The index of the dataset in %s is not used: %s", masked(folder), error)
         for url in self.others:
             with suppress(DataError, OSError):
                 found[url] = ShardIndex.from_bytes(Path(cached_index(url)).read_bytes(), url)

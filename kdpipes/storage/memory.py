@@ -91,7 +91,7 @@ class MappedFiles:
         """Release the pages of the maps after each 64 MiB that were viewed.
 
         The system counts mapped pages as the memory of the process until it needs them: data that are read once would
-        make every worker as large as the data set. The page cache keeps the data. Mapping the pages again costs 3 us
+        make every worker as large as the dataset. The page cache keeps the data. Mapping the pages again costs 3 us
         per 110 KB, which is too much for `read_span`: copies of undecoded members of shards would take 30 % longer.
         """
         self._num_viewed += num_bytes  # a count that threads lose only delays the release

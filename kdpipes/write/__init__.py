@@ -1,7 +1,7 @@
-"""Write data sets: as shards, as records, and as local copies.
+"""Write datasets: as shards, as records, and as local copies.
 
 `shards` and `records` write in resumable jobs (see `kdpipes.storage.jobs`); `members` encodes values as files. `copy`
-copies data sets and `localize` single files, when they are read. To begin with, read `shards`.
+copies datasets and `localize` single files, when they are read. To begin with, read `shards`.
 """
 
 from typing import TYPE_CHECKING

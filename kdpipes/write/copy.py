@@ -1,4 +1,4 @@
-"""`copy_to_local`: copy data sets from slow storage to a local disk, once.
+"""`copy_to_local`: copy datasets from slow storage to a local disk, once.
 
 Two markers tell a folder that was copied from one that a user made, as KappaData leaves them: `autocopy_start.txt` is
 there before the first file, `autocopy_end.txt` after the last. Files are written below `.autocopy` and moved to their
@@ -86,7 +86,7 @@ def copy_to_local(
     num_workers: int = 8,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CopyResult:
-    """Copy a data set from slow storage to a local folder, unless it is already there.
+    """Copy a dataset from slow storage to a local folder, unless it is already there.
 
     The rules are KappaData's. A folder that is missing or empty is copied. A complete copy is used, even if the source
     has changed, and so is a folder that was not copied by this function. An interrupted copy is completed, or started

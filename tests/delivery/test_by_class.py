@@ -90,7 +90,7 @@ def test_without_shuffle_every_epoch_is_the_same() -> None:
 
 
 def test_names_are_classes_too_and_rare_ones_are_named() -> None:
-    with pytest.warns(UserWarning, match="leaves out 1 classes with fewer than 2 samples: 1"):
+    with pytest.warns(UserWarning, match="leaves out 1 class with fewer than 2 samples: 1"):
         batches = list(deal(["cat", "dog", "cat", "owl", "owl"], 2, 2))
     assert [Counter(y for _, y in batch) for batch in batches] == [{0: 2, 2: 2}]
 
