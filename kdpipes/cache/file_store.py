@@ -10,7 +10,7 @@ from typing import Any
 from kdpipes.cache.folder import LocalFolder, RemoteFolder, read_metadata
 from kdpipes.cache.store import CacheStats, CacheStore, Rejection, bound_to, check_key
 from kdpipes.core.errors import DataError
-from kdpipes.core.forks import forget_after_fork
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access
 from kdpipes.storage.filesystems import check_filesystem
 from kdpipes.storage.urls import is_local, join_url
@@ -40,14 +40,18 @@ class FileStore(CacheStore):
         check_key(key)
         folder = self._folder()
         try:
-            content = folder.read(path_of(key)) if self._exists() else None
+            if not self._exists():
+                return None
+            content = folder.read(path_of(key))
         except DataError:
             raise
         except Exception as error:  # of any file system
             reason = Rejection.because("cannot be read", error).reason
             self.warn_once(f"The cache in {self._url!r} {reason}: samples are loaded as if there were no cache.")
             return None
-        return None if content is None else memoryview(content)
+        if content is None:
+            return None
+        return memoryview(content)
 
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
         check_key(key)
@@ -76,16 +80,21 @@ class FileStore(CacheStore):
         return repr(join_url(self._url, path_of(key)))
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
-        for name in sorted(self._folder().entries() if self._exists() else []):
+        if not self._exists():
+            return
+        for name in sorted(self._folder().entries()):
             digest = b""
             with suppress(ValueError):  # of a file that kdpipes has not written
                 digest = bytes.fromhex(name.rpartition("/")[2])
             content = self._folder().read(name)
-            yield digest, None if content is None else memoryview(content)
+            if content is not None:  # it may have been deleted since
+                yield digest, memoryview(content)
 
     def stats(self) -> CacheStats:
         """Return the number of entries and bytes; object storage is listed for it, 1,000 files with each request."""
-        entries, num_bytes = self._folder().totals() if self._exists() else (0, 0)
+        if not self._exists():
+            return CacheStats(bytes=0, entries=0)
+        entries, num_bytes = self._folder().totals()
         return CacheStats(bytes=num_bytes, entries=entries)
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from kdpipes.cache.store import MORE_ROOM, PATIENCE_S, CacheStats, CacheStore, Rejection, check_key, claim_by
 from kdpipes.core.errors import check_choice, check_count, is_number, must_be
-from kdpipes.core.forks import forget_after_fork
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.codec import DamagedError
 
 Result = TypeVar("Result")

@@ -17,8 +17,7 @@ from typing import Any
 
 from kdpipes.cache.folder_watcher import CAN_HOLD, KEEP, is_at, prefix, remove_if_free, root, sweep, watcher
 from kdpipes.core.errors import must_be
-from kdpipes.core.forks import forget_after_fork
-from kdpipes.core.processes import uninterrupted
+from kdpipes.core.processes import forget_after_fork, uninterrupted
 
 with suppress(ImportError):  # Windows does not have it
     import fcntl

@@ -20,7 +20,7 @@ import torch
 from numpy.random.bit_generator import ISpawnableSeedSequence
 from numpy.typing import NDArray
 
-from kdpipes.core.forks import ForkLock
+from kdpipes.core.processes import ForkLock
 
 Made = TypeVar("Made")
 

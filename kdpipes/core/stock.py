@@ -13,7 +13,7 @@ import types
 import warnings
 from typing import Any, Protocol, runtime_checkable
 
-from kdpipes.core.forks import ForkLock
+from kdpipes.core.processes import ForkLock
 from kdpipes.core.torch_pipes import Collator, Filter, IndexedMapper, Mapper, ShardingFilter, Shuffler, UnBatcher
 from kdpipes.core.traits import Traits
 

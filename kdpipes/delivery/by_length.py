@@ -187,7 +187,9 @@ def _next_bucket(order: LengthOrder, cut: LengthCut, num_ranks: int, start: int,
     Sizes of a global limit do not depend on the number of ranks. The size of the `previous` bucket is enough for all
     ranks, so a smaller bucket is not divided further.
     """
-    unit, smallest = (1, previous) if cut.is_global else (num_ranks, num_ranks)
+    unit = smallest = num_ranks
+    if cut.is_global:
+        unit, smallest = 1, previous
     longest, rest = order.length_at(start), len(order) - start
     size = cut.num_samples(longest, num_ranks)
     if not start:

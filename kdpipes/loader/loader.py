@@ -26,9 +26,8 @@ from typing import Any, Literal, NoReturn, ParamSpec
 from kdpipes.core.chain import Chain
 from kdpipes.core.display import shown
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
-from kdpipes.core.forks import ForkLock
 from kdpipes.core.pipe import Pipe
-from kdpipes.core.processes import uninterrupted
+from kdpipes.core.processes import ForkLock, uninterrupted
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import load_torchdata, shards
 from kdpipes.core.torch_pipes import IndexedBatcher as Batcher

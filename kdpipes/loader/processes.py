@@ -25,9 +25,8 @@ from kdpipes.core import pickling
 from kdpipes.core.activity import read_record
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import WorkerError, add_note
-from kdpipes.core.forks import ForkLock, at_fork, forget_after_fork
 from kdpipes.core.messages import logger
-from kdpipes.core.processes import interrupts_blocked, uninterrupted
+from kdpipes.core.processes import ForkLock, at_fork, forget_after_fork, interrupts_blocked, uninterrupted
 from kdpipes.core.shared import Shared, sharing
 from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.delivery.state import Position

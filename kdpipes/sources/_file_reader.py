@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kdpipes.core.forks import forget_after_fork
 from kdpipes.core.order import Order
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.sources._member_reader import Habit
 from kdpipes.storage.access import Access, Threads, using
 from kdpipes.storage.files import Version, read_url

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
-from kdpipes.core.forks import forget_after_fork
 from kdpipes.core.messages import logger
 from kdpipes.core.order import WINDOW, Order
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.files import Version

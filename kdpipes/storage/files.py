@@ -23,7 +23,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from kdpipes.core.errors import DataError, as_cause
-from kdpipes.core.forks import at_fork
+from kdpipes.core.processes import at_fork
 from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads
 from kdpipes.storage.answers import MAX_BYTES, Content, TooLargeError, Wanted, WrongAnswerError

@@ -19,7 +19,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kdpipes.core.forks import ForkLock, forget_after_fork
+from kdpipes.core.processes import ForkLock, forget_after_fork
 from kdpipes.core.secrets import masked
 from kdpipes.storage.answers import Answer, NoRangesError, Wanted
 

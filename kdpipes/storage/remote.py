@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import DataError, as_cause
-from kdpipes.core.forks import forget_after_fork
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Threads, current_access, using
 from kdpipes.storage.answers import Content, NoRangesError, Wanted, is_other
 from kdpipes.storage.files import ReplacedError, Version, naming, reject_other, remote_info, version_in

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
-from kdpipes.core.forks import forget_after_fork
 from kdpipes.core.messages import logger, warn
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.catalog import keep_index

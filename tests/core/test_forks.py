@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import kdpipes
-from kdpipes.core.forks import ForkLock
+from kdpipes.core.processes import ForkLock
 
 ROOT = Path(kdpipes.__file__).parent
 HOOKS = """
 import os
-from kdpipes.core.forks import at_fork, forget_after_fork
+from kdpipes.core.processes import at_fork, forget_after_fork
 
 class One:
     def forget(self):
@@ -68,4 +68,4 @@ def test_hooks_run_in_order() -> None:
 
 
 def test_hooks_are_registered_in_one_module() -> None:
-    assert [path.name for path in ROOT.rglob("*.py") if "os.register_at_fork(" in path.read_text()] == ["forks.py"]
+    assert [path.name for path in ROOT.rglob("*.py") if "os.register_at_fork(" in path.read_text()] == ["processes.py"]
