@@ -84,9 +84,6 @@ PROOFS = {
     "storage/test_catalog_file.py": {
         "The local cache of indexes": "test_the_local_cache_of_indexes_keeps_to_its_limit",
     },
-    "cache/test_file_store.py": {
-        "A compressed entry of a cache": "test_an_entry_that_unpacks_to_too_much_is_damaged",
-    },
     "cache/test_contents.py": {
         "Wrong entries in the METADATA": "test_wrong_entries_of_metadata_are_an_error",
     },

@@ -187,7 +187,7 @@ def test_an_encoded_image_travels_as_bytes_and_is_new_each_time() -> None:
     assert copy.to_pil().tobytes() == image.to_pil().tobytes()
     image.to_pil().paste("black", (0, 0, WIDTH, HEIGHT))
     assert image.to_pil().tobytes() == copy.to_pil().tobytes()
-    assert repr(image) == f"EncodedImage({len(image.content)} bytes)"
+    assert repr(image) == f"EncodedImage({len(image.content):,} bytes)"
     assert np.asarray(image, dtype=np.float32).dtype == np.float32
 
 
