@@ -31,7 +31,7 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
     return shutil.disk_usage(folder).free
 
 
-forget_after_fork(watcher)
+forget_after_fork(watcher)  # here, because its module also runs as a script and imports nothing of kdpipes
 
 
 class SharedFolder:

@@ -29,7 +29,7 @@ def logger(name: str) -> logging.Logger:
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning, like `warnings.warn`, at the line of the user."""
+    """Issue a warning that names the line of the user's code."""
     frame, line = calling_line()
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     file, module = frame.f_code.co_filename, frame.f_globals.get("__name__")

@@ -92,9 +92,6 @@ class Forgetful(Protocol):
 
 
 _alive: weakref.WeakSet[Forgetful] = weakref.WeakSet()
-_before: list[Hook] = []
-_after_in_parent: list[Hook] = []
-_after_in_child: list[Hook] = []
 
 
 def forget_after_fork(one: Forgetful) -> None:
@@ -102,17 +99,13 @@ def forget_after_fork(one: Forgetful) -> None:
     _alive.add(one)
 
 
-def at_fork(*, before: Hook, after_in_parent: Hook | None = None, after_in_child: Hook | None = None) -> None:
-    """Call functions at each fork.
+def at_fork(**hooks: Hook) -> None:
+    """Register hooks as `os.register_at_fork` does, on systems that can fork.
 
-    Those of `before` run in reverse order of registration, the others in order of registration. In the child, objects
-    of `forget_after_fork` come first.
+    Each hook is registered on its own, so that an interrupt in one of them does not keep the others from running.
     """
-    _before.insert(0, before)
-    if after_in_parent is not None:
-        _after_in_parent.append(after_in_parent)
-    if after_in_child is not None:
-        _after_in_child.append(after_in_child)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(**hooks)
 
 
 class ForkLock:
@@ -131,17 +124,7 @@ def _forget() -> None:
         one.forget()
 
 
-def _run(hooks: list[Hook]) -> None:
-    for hook in hooks:
-        hook()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=lambda: _run(_before),
-        after_in_parent=lambda: _run(_after_in_parent),
-        after_in_child=lambda: _run([_forget, *_after_in_child]),
-    )
+at_fork(after_in_child=_forget)  # before the hooks of all other modules, which import this one
 
 
 _held: list[Any] = []

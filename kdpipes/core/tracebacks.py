@@ -60,10 +60,9 @@ def traceback_text(error: BaseException) -> str:
 
 
 def calling_line() -> tuple[FrameType, int]:
-    """Return the frame and the line of the user's call that runs, or of the program where none does."""
-    frames = [each for each in traceback.walk_stack(None) if not each[0].f_code.co_filename.startswith(_OWN)]
-    others = (each for each in frames if not _is_standard(each[0].f_code.co_filename))
-    return next(others, frames[-1])
+    """Return the innermost frame of the user's code and its line; without such a frame, the outermost one."""
+    frames = list(traceback.walk_stack(None))
+    return next((each for each in frames if not _is_library(each[0].f_code.co_filename)), frames[-1])
 
 
 def _without_own_frames(error: BaseException) -> TracebackType | None:
@@ -93,6 +92,10 @@ def _are_own(entries: list[TracebackType]) -> Iterator[bool]:
         file = entry.tb_frame.f_code.co_filename
         is_own = (is_own and _is_standard(file)) or file.startswith(_OWN)
         yield is_own
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith((*_OWN, *_STANDARD)) or "-packages" in file
 
 
 def _is_standard(file: str) -> bool:

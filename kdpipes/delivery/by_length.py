@@ -184,8 +184,8 @@ class _Buckets:
 def _next_bucket(order: LengthOrder, cut: LengthCut, num_ranks: int, start: int, previous: int) -> tuple[int, int]:
     """Return the size of the global batches of the bucket that begins at `start`, and the end of the bucket.
 
-    Sizes of a global limit do not depend on the number of ranks. The size of the `previous` bucket is enough for all
-    ranks, so a smaller bucket is not divided further.
+    With a global limit, sizes must not depend on the number of ranks. They are at least `previous`, the size in the
+    bucket before, which has a sample for every rank.
     """
     unit = smallest = num_ranks
     if cut.is_global:
@@ -193,6 +193,7 @@ def _next_bucket(order: LengthOrder, cut: LengthCut, num_ranks: int, start: int,
     longest, rest = order.length_at(start), len(order) - start
     size = cut.num_samples(longest, num_ranks)
     if not start:
+        # Fewer samples than ranks are padded, so that every rank gets one.
         size = min(size, max(-(-rest // unit) * unit, num_ranks))
     if not cut.is_shuffled:
         like, least = order.num_above(longest) - start, 1

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import UNLABELLED, class_counts, take_per_class
 from kdpipes.core.errors import DataError, check_count, check_flag, check_seed
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import counted
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.plan._classes import labels_of, shown
@@ -59,7 +60,7 @@ class FewShotTakerMapDataPipe(PlanPipe):
         if rare is not None:
             name = shown(rare, self.source.class_names())
             raise DataError(
-                f"Class {name} has {counts[rare]} samples, fewer than the {self._shots} of `few_shot`. "
+                f"Class {name} has {counted(counts[rare], 'sample')}, fewer than the {self._shots} of `few_shot`. "
                 f"`.take_per_class(num_samples={self._shots}, seed=...)` takes as many as there are."
             )
         chosen = take_per_class(labels, lambda size: self._shots, self._choice_seed)

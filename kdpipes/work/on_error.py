@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.errors import ChainError, DataError, FieldError, check_choice, check_count, check_number, must_be
+from kdpipes.core.messages import counted
 from kdpipes.core.operation import ErrorHandler, entry_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import work_pipe
@@ -113,7 +114,7 @@ class OnError(ErrorHandler):
 
     def reject_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
         if self.max_samples is not None and num_skipped > self.max_samples:
-            what = f"{num_skipped} samples could not be made: more than `max_samples={self.max_samples}`"
+            what = f"{counted(num_skipped, 'sample')} could not be made: more than `max_samples={self.max_samples}`"
             self._reject(what, key, error)
         if num_skipped > self.max_share * max(num_seen, _LEAST):
             what = (

@@ -231,3 +231,15 @@ def test_counting_again_lists_no_folder_that_is_unchanged(tmp_path: Path, monkey
     monkeypatch.setattr(folder.os, "scandir", note)
     assert FileStore(tmp_path / "cache").stats() == counted
     assert listed == []
+
+
+def test_entries_that_are_deleted_meanwhile_are_left_out(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "cache")
+    for key in (b"a", b"b", b"c"):
+        store.put(key, [key])
+    entries = store.each_entry()
+    seen = [next(entries)]
+    for path in (tmp_path / "cache").rglob("*"):
+        if len(path.name) == 40 and bytes.fromhex(path.name) != seen[0][0]:
+            path.unlink()
+    assert list(entries) == []

@@ -30,6 +30,7 @@ for name in "ab":
         after_in_parent=lambda name=name: order.append(name),
         after_in_child=lambda name=name: print("child", name, flush=True),
     )
+    at_fork(before=lambda: 1 / 0, after_in_parent=lambda: 1 / 0, after_in_child=lambda: 1 / 0)
 order = []
 child = os.fork()
 if child == 0:
@@ -62,8 +63,9 @@ def test_a_lock_is_free_in_a_forked_process() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="This system cannot fork.")
-def test_hooks_run_in_order() -> None:
+def test_hooks_run_in_order_even_if_others_fail() -> None:
     shown = subprocess.run([sys.executable, "-c", HOOKS], capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stderr.count("ZeroDivisionError") == 6
     assert shown.stdout.splitlines() == ["before b", "before a", "forget", "child a", "child b", "parent a b"]
 
 

@@ -92,14 +92,14 @@ def test_a_choice_at_random_does_not_depend_on_other_classes() -> None:
 
 
 def test_too_few_shots_are_an_error_that_names_the_class() -> None:
-    with pytest.raises(kdp.DataError, match=r"Class 1 has 1 samples, fewer than the 2.*\.take_per_class"):
+    with pytest.raises(kdp.DataError, match=r"Class 1 has 1 sample, fewer than the 2.*\.take_per_class"):
         len(source([0, 0, 1, -1]).few_shot(2))
     assert positions(source([0, 1, -1, None]).few_shot(1)) == [0, 1]
 
 
 def test_an_error_names_the_class_where_the_source_knows_names() -> None:
     named = kdp.from_dataset(["a", "b", "c"], "x", labels=[0, 0, 1], class_names=["heron", "stork"])
-    with pytest.raises(kdp.DataError, match="Class 'stork' has 1 samples, fewer than the 2"):
+    with pytest.raises(kdp.DataError, match="Class 'stork' has 1 sample, fewer than the 2"):
         len(named.few_shot(2))
     with pytest.raises(kdp.DataError, match="Class 'stork' of sample '2' is not in `mapping`"):
         len(named.map_classes({"heron": "bird"}, unmapped="raise"))
