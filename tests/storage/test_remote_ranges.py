@@ -152,8 +152,8 @@ def test_what_passes_is_outlasted(folder: str, waits: Waits, kind: Any, errors: 
         read(reader, (100, 300))
     assert storage.stats().faults == {kind: TRIES - 1}
     assert len(waits) == TRIES - 1
-    shortest, longest = [0.05 * 2**n for n in range(TRIES - 1)], [0.15 * 2**n for n in range(TRIES - 1)]
-    assert all(low <= wait <= high for low, wait, high in zip(shortest, waits, longest, strict=True))
+    factors = [wait / (0.1 * 2**number) for number, wait in enumerate(waits)]
+    assert all(0.499 < factor < 1.501 for factor in factors), factors
 
 
 @pytest.mark.parametrize("errors", ["builtin", "s3fs"])
