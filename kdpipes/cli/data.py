@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from kdpipes.cli._chain_of import chain_of, list_chains, names_chain
+from kdpipes.cli._chain_of import names_chain
 from kdpipes.cli._commands import Answer, command
 
 
@@ -90,53 +90,48 @@ def index(
 
 @command
 def inspect(places: tuple[str, ...], *, samples: int = 3, no_scan: bool = False) -> Answer:
-    """List what is in shards, in a folder, or in a chain.
+    """List what is in shards, in records, or in a folder.
 
     Lists the numbers of samples and bytes, the sizes of each field, the samples of each class, the state of each
     shard's index (fresh, stale, damaged, missing, or impossible for a compressed tar), whether the job that writes
     shards or records has finished, and the first samples. Decodes no member of a shard, opens no image, and writes
     nothing.
 
-    PLACES are paths or fsspec URLs of tars, with brace ranges or globs; one folder; or one chain, module:name or
-    file.py:name, a pipe or a function that makes it: its module is run, and its first samples are made as in training.
-    If only a file is named, its chains are listed.
+    PLACES are paths or fsspec URLs of tars, with brace ranges or globs; or one folder.
 
     Args:
         samples: First samples to list.
-        no_scan: Skip shards without a fresh index, and the classes of a chain.
+        no_scan: Skip shards without a fresh index.
 
     Examples:
       kdpipes inspect "shards/photos-{000..003}.tar"
       kdpipes inspect shards/photos-000.tar --samples 5
       kdpipes inspect photos --json
       kdpipes inspect records
-      kdpipes inspect train.py:chain
       kdpipes inspect --no-scan "s3://bucket/birds-*.tar"
 
     JSON:
-      kind          "shards", "records", "images", "files" or "chain"
-      num_samples, num_bytes, num_batches
+      kind          "shards", "records", "images" or "files"
+      num_samples, num_bytes
                     null if unknown
       fields        [{"name", "num_samples", "num_bytes", "min_bytes",
-                    "median_bytes", "max_bytes", "type"}]
+                    "median_bytes", "max_bytes"}]
       classes       [{"label", "name", "num_samples"}], or null
-      samples       [{"key", "fields": {NAME: {"bytes", "value", "type"}}}]
+      samples       [{"key", "fields": {NAME: {"bytes", "value"}}}]
       shards        [{"url", "num_samples", "num_bytes", "index"}]
       parts         of records [{"path", "num_samples", "num_bytes"}],
                     with null for missing ones
       jobs          of shards and records [{"url", "num_samples", "is_complete"}]
-      pipes         names of a chain's pipes, the source first
-      chains        if only a file is named: its chains; nothing else then
     """
     from kdpipes.core.errors import check_count
-    from kdpipes.look.contents import contents_lines, inspect_data, look_at_chain
+    from kdpipes.look.contents import contents_lines, inspect_data
 
     check_count("samples", samples, minimum=0)
-    if len(places) == 1 and places[0].endswith(".py"):
-        return list_chains(places[0])
-    if len(places) == 1 and names_chain(places[0]):
-        found = look_at_chain(chain_of(places[0]), num_samples=samples, scan=not no_scan)
-    else:
-        found = inspect_data(places, num_samples=samples, scan=not no_scan)
+    for place in filter(names_chain, places):
+        raise ValueError(
+            f"`PLACES` must be shards or a folder, but {place!r} names a chain. In Python, print(chain) lists its "
+            f"pipes and print(chain.peek()) its first samples; `kdpipes doctor {place}` reports what is wrong with it."
+        )
+    found = inspect_data(places, num_samples=samples, scan=not no_scan)
     title = places[0] if len(places) == 1 else f"{places[0]} ... {places[-1]}"
     return Answer(asdict(found), contents_lines(title, found))

@@ -1,33 +1,23 @@
-"""List what shards, records, a folder or a chain contain, as plain data."""
+"""List what shards, records or a folder contain, as plain data."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image
 
 from kdpipes.cache.folder import layout_in
-from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count
-from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
-from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.core.randomness import SampleKey, using_key, with_stream_keys
-from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked, printable
-from kdpipes.delivery.skipping import LEFT_OUT, Skipper, unrecorded
 from kdpipes.look.rendering import class_name, table_lines
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
@@ -40,15 +30,12 @@ from kdpipes.storage.records import HEADER, Header, finished_index, part_name, r
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import Seen, class_names_of, notes_beside, notes_places
 from kdpipes.storage.urls import TAR_SUFFIX, expand_urls, is_local, join_url, relative_names
-from kdpipes.work.decode import DecodedImage, EncodedImage
-from kdpipes.work.on_error import OnError
 
 _TAR = re.compile(f"{TAR_SUFFIX}$", re.I)
 _SHARDS = re.compile(rf"{TAR_SUFFIX}\b|[*{{]", re.I)  # a remote place without these is a folder
 _CLASSES = ("cls", "class")  # the member that is the label
 _LONGEST_NAME = 256  # bytes of a class's name
 _MOST = 20  # of classes, and of shards without a fresh index, that are listed
-_SHOWN = (bool, int, float, type(None))  # values of these types are shown as they are
 
 
 @dataclass(frozen=True)
@@ -61,16 +48,15 @@ class FieldSeen:
     min_bytes: int | None = None
     median_bytes: float | None = None
     max_bytes: int | None = None
-    type: str | None = None  # in a chain: "EncodedImage", "Tensor uint8 [3, 96, 96]"
 
     @classmethod
-    def of(cls, name: str, sizes: ArrayLike, type: str | None = None) -> FieldSeen:
+    def of(cls, name: str, sizes: ArrayLike) -> FieldSeen:
         """Return a field with its size in each sample that has it."""
         each = np.asarray(sizes, dtype=np.int64)
         if not len(each):
-            return cls(name, 0, 0, type=type)
+            return cls(name, 0, 0)
         low, middle, high = int(each.min()), float(np.median(each)), int(each.max())
-        return cls(name, len(each), int(each.sum()), low, middle, high, type)
+        return cls(name, len(each), int(each.sum()), low, middle, high)
 
 
 @dataclass(frozen=True)
@@ -84,7 +70,7 @@ class ClassSeen:
 
 @dataclass(frozen=True)
 class SampleSeen:
-    """One of the first samples, and what is known about its fields: "bytes", "value" of a label, "type" in a chain."""
+    """One of the first samples, and what is known about its fields: "bytes", and "value" of a label."""
 
     key: str
     fields: dict[str, dict[str, Any]]
@@ -120,17 +106,15 @@ class JobSeen:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in shards, records, folders or chains; None if it is unknown."""
+    """What is in shards, records or a folder; None if it is unknown."""
 
-    kind: Literal["shards", "records", "images", "files", "chain"]
+    kind: Literal["shards", "records", "images", "files"]
     num_samples: int | None  # or files
     num_bytes: int | None
-    fields: list[FieldSeen]  # of all samples that were read; in a chain, of the first ones
+    fields: list[FieldSeen]  # of all samples that were read
     classes: list[ClassSeen] | None  # in ascending order
     samples: list[SampleSeen]  # the first ones
     shards: list[ShardState] = field(default_factory=list)
-    pipes: list[str] = field(default_factory=list)  # of a chain, the source first
-    num_batches: int | None = None  # the items of a chain in an epoch
     parts: list[PartState] = field(default_factory=list)
     jobs: list[JobSeen] = field(default_factory=list)  # that wrote shards or records, if they are known
 
@@ -318,104 +302,9 @@ def _first_samples(indexes: Sequence[tuple[str, ShardIndex]], number: int) -> li
     return found
 
 
-def look_at_chain(pipe: Any, *, num_samples: int = 3, scan: bool = True) -> Contents:
-    """Return what a chain yields. The first samples are made as in epoch 0 without `deal`.
-
-    Samples that `on_error` skips are skipped here as well, without a quarantine entry. With `scan`, the classes of an
-    indexed chain are counted.
-    """
-    chain = Chain.of(pipe)
-    source = pipe if chain.deal is None else chain.deal.upstream[0].pipe
-    with unrecorded(source):
-        samples = [
-            SampleSeen(sample.key, {name: _described(sample[name]) for name in sorted(sample)})
-            for sample in islice(_samples_of(source), num_samples)
-        ]
-    return Contents(
-        "chain",
-        _length_of(source),
-        None,
-        _fields_of(samples),
-        _classes_of(source) if scan and isinstance(source, MapPipe) else None,
-        samples,
-        pipes=[node.name for node in chain],
-        num_batches=_length_of(pipe),
-    )
-
-
-def _samples_of(source: Any) -> Iterator[Sample]:
-    """Yield samples as the chain makes them; nothing for a pipe that is not one of kdpipes."""
-    skipper = Skipper(Chain.of(source).error_handler() or OnError(), {}, None)
-    if isinstance(source, MapPipe):
-        for place in range(len(source)):
-            with using_key(sample_key := SampleKey(position=place)):
-                sample = skipper.make(sample_key, 0, partial(source.fetch, place), _as_it_is)
-            if sample is not LEFT_OUT:
-                yield sample
-    elif isinstance(source, IterPipe):
-        samples = with_lost_shards(partial(skipper.give_up, 0, 0), with_stream_keys(source.samples(), 0, 0))
-        for place, sample in enumerate(samples):
-            sample.bind(sample_key := SampleKey(position=place))
-            if skipper.make(sample_key, 0, partial(_as_it_is, sample), _as_it_is) is not LEFT_OUT:
-                yield sample
-
-
-def _as_it_is(sample: Sample) -> Sample:
-    return sample
-
-
-def _length_of(pipe: Any) -> int | None:
-    try:
-        return len(pipe)
-    except TypeError:  # the pipe has no length
-        return None
-
-
-def _classes_of(source: MapPipe) -> list[ClassSeen] | None:
-    known = source.field_names()
-    if not len(source) or "y" not in (source.fetch(0) if known is None else known):
-        return None
-    column = source.column("y")
-    return _classes_seen(class_counts(column), source.class_names()) if column.dtype.kind in "biuU" else None
-
-
-def _described(value: Any) -> dict[str, Any]:
-    """Return the type and size of a value; for numbers, also the value."""
-    kind = type(value).__name__
-    if isinstance(value, _SHOWN):
-        is_for_json = not isinstance(value, float) or math.isfinite(value)
-        return {"type": kind, "value": value if is_for_json else str(value)}
-    if isinstance(value, bytes | memoryview | bytearray):
-        return {"type": kind, "bytes": len(value)}
-    if isinstance(value, str):
-        return {"type": kind, "bytes": len(value.encode("utf-8", "surrogateescape"))}
-    if isinstance(value, torch.Tensor | np.ndarray):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return {"type": f"{kind} {dtype} {list(value.shape)}", "bytes": int(value.nbytes)}
-    if isinstance(value, Image.Image | EncodedImage | DecodedImage):
-        content = {"bytes": len(value.content)} if isinstance(value, EncodedImage) else {}
-        return {"type": f"{kind} {value.size[0]} x {value.size[1]}", **content}
-    return {"type": kind}
-
-
-def _fields_of(samples: Sequence[SampleSeen]) -> list[FieldSeen]:
-    found = []
-    for name in sorted({name for sample in samples for name in sample.fields}):
-        seen = [sample.fields[name] for sample in samples if name in sample.fields]
-        types = sorted({each["type"] for each in seen})
-        kind = types[0] if len(types) == 1 else f"{types[0]}, and {counted(len(types) - 1, 'other')}"
-        if all("bytes" in each for each in seen):
-            found.append(FieldSeen.of(name, [each["bytes"] for each in seen], kind))
-        else:  # numbers have no size
-            found.append(FieldSeen(name, len(seen), type=kind))
-    return found
-
-
 def contents_lines(title: str, found: Contents) -> Iterator[str]:
-    """Yield the lines that describe shards, a folder or a chain."""
+    """Yield the lines that describe shards, records or a folder."""
     yield f"{title}: {', '.join(_totals(found))}"
-    if found.pipes:
-        yield f"  pipes: {' > '.join(found.pipes)}"
     if states := [shard.index for shard in found.shards]:
         counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
         is_better_made = bool({"stale", "damaged", "missing"} & set(states))
@@ -436,9 +325,9 @@ def contents_lines(title: str, found: Contents) -> Iterator[str]:
     if found.fields:
         rows = [["field", "samples", "bytes", "min", "median", "max"]]
         for one in found.fields:
-            name = printable(one.name) + (f" ({one.type})" if one.type else "")
             sizes = (one.num_bytes, one.min_bytes, one.median_bytes, one.max_bytes)
-            rows.append([name, f"{one.num_samples:,}", *("-" if size is None else f"{size:,.0f}" for size in sizes)])
+            shown = ("-" if size is None else f"{size:,.0f}" for size in sizes)
+            rows.append([printable(one.name), f"{one.num_samples:,}", *shown])
         yield from (f"  {line}" for line in table_lines(rows))
     if found.classes is not None:
         rows = [["class", "samples"]]
@@ -474,10 +363,8 @@ def _totals(found: Contents) -> Iterator[str]:
         yield f"{counted(len(found.shards), 'shard')}"
     if found.parts:
         yield f"{counted(len(found.parts), 'part')}"
-    if found.num_batches is not None and found.num_batches != found.num_samples:
-        yield f"{counted(found.num_batches, 'batch')}"
 
 
 def _known(about: dict[str, Any]) -> str:
-    parts = [f"= {about['value']}"] if "value" in about else [about["type"]] if "type" in about else []
+    parts = [f"= {about['value']}"] if "value" in about else []
     return " ".join([*parts, *([f"({counted(about['bytes'], 'byte')})"] if "bytes" in about else [])])

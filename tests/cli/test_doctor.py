@@ -48,6 +48,17 @@ def test_without_a_chain_those_of_the_file_are_listed(file: Path, tmp_path: Path
     assert "empty.py has no chain" in run("doctor", "empty.py").mistake()
 
 
+def test_a_wrong_name_is_told_with_the_closest_one(file: Path, run: Any) -> None:
+    assert "train does not define 'godo'. Did you mean 'good'?" in run("doctor", "train:godo").mistake()
+    assert "Did you mean 'good'?" in run("doctor", "train.py:godo").mistake()
+
+
+def test_a_script_does_not_see_the_arguments_of_the_command(tmp_path: Path, run: Any) -> None:
+    text = "import sys\nimport kdpipes as kdp\nassert sys.argv[1:] == []\nchain = kdp.from_dataset([1], 'x')\n"
+    (tmp_path / "reads.py").write_text(text)
+    assert "reads.py:chain" in str(run("doctor", tmp_path / "reads.py"))
+
+
 LATE = """
 import kdpipes as kdp
 

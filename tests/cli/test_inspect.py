@@ -13,17 +13,8 @@ from webdataset import TarWriter
 import kdpipes as kdp
 from kdpipes.cli._chain_of import names_chain
 from kdpipes.demo import write_photo_shards
-from kdpipes.look.contents import inspect_data, look_at_chain
+from kdpipes.look.contents import inspect_data
 from kdpipes.storage.catalog import make_index
-
-CHAIN = """
-import kdpipes as kdp
-
-
-def chain():
-    pipe = kdp.from_dataset([(bytes(n), n % 2) for n in range(5)], "x y", class_names=["heron", "stork"])
-    return pipe.oversample(mode="exact").deal(batch_size=4)
-"""
 
 INTERRUPTED = """
 import threading, time
@@ -46,12 +37,11 @@ with faulty_storage({folder!r}, faults=[Fault("latency", seconds=600, paths="*.t
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with four shards, of which the first has an index, and a file with a chain."""
+    """A folder with four shards, of which the first has an index."""
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     write_photo_shards("shards")
     make_index("shards/photos-000.tar")
-    (tmp_path / "users_chain.py").write_text(CHAIN, encoding="utf-8")
     return tmp_path
 
 
@@ -68,13 +58,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_json_is_what_the_function_returns(folder: Path, words: str, places: Any, options: Any, run: Any) -> None:
     expected = inspect_data(places or words.split(), **options)
     assert run("inspect", *words.split(), "--json").json() == asdict(expected)
-
-
-@pytest.mark.parametrize("place", ["users_chain.py:chain", "users_chain:chain"])
-def test_json_of_a_chain_is_what_the_function_returns(folder: Path, place: str, run: Any) -> None:
-    pipe = kdp.from_dataset([(bytes(n), n % 2) for n in range(5)], "x y", class_names=["heron", "stork"])
-    expected = look_at_chain(pipe.oversample(mode="exact").deal(batch_size=4), num_samples=1)
-    assert run("inspect", place, "--samples", "1", "--json").json() == asdict(expected)
 
 
 def test_shards_are_told_in_lines(folder: Path, run: Any) -> None:
@@ -132,17 +115,6 @@ def test_records_are_told_in_lines(folder: Path, run: Any) -> None:
     assert run("inspect", "records", "--json").json()["jobs"][0]["is_complete"] is False
 
 
-def test_a_chain_is_told_in_lines(folder: Path, run: Any) -> None:
-    lines = run("inspect", "users_chain:chain", "--samples", "1").out.splitlines()
-    assert lines[:2] == [
-        "users_chain:chain: 6 samples, 2 batches",
-        "  pipes: from_dataset > oversample > deal",
-    ]
-    assert lines[3].split() == ["x", "(bytes)", "1", "0", "0", "0", "0"]
-    assert lines[6].split() == ["0", "heron", "3"]
-    assert lines[-1] == "    0: x bytes (0 bytes), y = 0"
-
-
 def test_long_lists_are_cut_for_people_and_not_for_scripts(tmp_path: Path, run: Any) -> None:
     with TarWriter(str(tmp_path / "a.tar")) as writer:
         for number in range(30):
@@ -165,8 +137,6 @@ def test_names_in_data_do_not_steer_the_terminal(tmp_path: Path, run: Any) -> No
 def test_mistakes_are_told_in_one_line(folder: Path, run: Any) -> None:
     rejected = {
         "none.tar": "There is no file 'none.tar'",
-        "users_chain:chian": "users_chain does not define 'chian'. Did you mean 'chain'?",
-        "users_chain.py:chian": "Did you mean 'chain'?",
         "shards/photos-000.tar.index": "cannot be read as a plain tar",
         "none-*.tar": "No file matches 'none-*.tar'",
     }
@@ -176,16 +146,16 @@ def test_mistakes_are_told_in_one_line(folder: Path, run: Any) -> None:
     assert "`--samples` must be an integer of at least 0, but is -1" in said
 
 
-def test_a_script_does_not_see_the_arguments_of_the_command(folder: Path, run: Any) -> None:
-    text = "import sys\nimport kdpipes as kdp\nassert sys.argv[1:] == []\nchain = kdp.from_dataset([1], 'x')\n"
-    (folder / "reads.py").write_text(text)
-    assert "reads.py:chain" in str(run("inspect", "reads.py"))
-
-
-def test_the_chains_of_a_file_are_listed(folder: Path, run: Any) -> None:
-    (folder / "two.py").write_text("from users_chain import chain\none, other = chain(), chain()\n", encoding="utf-8")
-    listed = run("inspect", "two.py")
-    assert listed == run("doctor", "two.py") == (0, "two.py has 2 chains:\ntwo.py:one\ntwo.py:other\n", "")
+@pytest.mark.parametrize("words", ["train:chain", "train.py:chain", "train.py", "shards train.py:chain"])
+def test_a_chain_is_rejected_with_what_shows_it(folder: Path, words: str, run: Any) -> None:
+    (folder / "train.py").write_text("raise AssertionError('the module of a chain is not run')", encoding="utf-8")
+    place = words.split()[-1]
+    expected = (
+        f"Error: `PLACES` must be shards or a folder, but {place!r} names a chain. In Python, print(chain) "
+        "lists its pipes and print(chain.peek()) its first samples; "
+        f"`kdpipes doctor {place}` reports what is wrong with it.\n"
+    )
+    assert run("inspect", *words.split()).wrong_usage().endswith(expected)
 
 
 def test_what_names_a_chain_is_told_from_what_names_data(folder: Path) -> None:

@@ -128,9 +128,9 @@ def test_help_and_mistakes_import_nothing_heavy(script: Any) -> None:
 
 def test_the_script_registers_the_pipes_before_a_chain_is_made(script: Any, tmp_path: Any) -> None:
     (tmp_path / "stock.py").write_text(STOCK, encoding="utf-8")
-    code = "from kdpipes_command import main\nsys.argv = ['kdpipes', 'inspect', 'stock.py:chain', '--json']\n"
+    code = "from kdpipes_command import main\nsys.argv = ['kdpipes', 'doctor', 'stock.py:chain', '--no-measure']\n"
     said = script(code + "sys.exit(main())")
-    assert said.json()["num_samples"] == 2
+    assert said == (0, "Nothing is wrong with the chain.\n", "")
 
 
 BROKEN = """
@@ -158,14 +158,14 @@ def test_an_error_is_one_line_with_its_class_where_needed(run: Any, tmp_path: An
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     told = {"lines": "TwoLines: the first line", "silent": "EOFError", "wrong": "what is wrong"}
     for name, line in told.items():
-        assert run("inspect", f"{tmp_path / 'broken.py'}:{name}").mistake() == f"kdpipes inspect: {line}\n"
+        assert run("doctor", f"{tmp_path / 'broken.py'}:{name}").mistake() == f"kdpipes doctor: {line}\n"
 
 
 def test_the_traceback_is_shown_to_who_asks_for_it(run: Any, tmp_path: Any) -> None:
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
-    said = run("--traceback", "inspect", f"{tmp_path / 'broken.py'}:lines")
+    said = run("--traceback", "doctor", f"{tmp_path / 'broken.py'}:lines")
     assert said.status == 1
-    assert said.err.startswith("kdpipes inspect: TwoLines: the first line\nTraceback (most recent call last):\n")
+    assert said.err.startswith("kdpipes doctor: TwoLines: the first line\nTraceback (most recent call last):\n")
     assert 'raise TwoLines("the first line' in said.err
     assert "and a second one" in said.err
 
