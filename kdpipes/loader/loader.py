@@ -29,11 +29,11 @@ from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed,
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import ForkLock, uninterrupted
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.stock import load_torchdata, shards
+from kdpipes.core.stock import is_of_torchdata, load_torchdata, shards
 from kdpipes.core.torch_pipes import IndexedBatcher as Batcher
-from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, ShardingFilter, Shuffler
 from kdpipes.core.tracebacks import shorten
-from kdpipes.delivery.dealer import fix_ranks
+from kdpipes.delivery.dealer import Dealer, fix_ranks
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.delivery.state import Checkpointer, Counting, Position, main_part, seed_in
 from kdpipes.loader.autotune import Tuner
@@ -153,7 +153,7 @@ class Loader:
         if profile:
             self._service = copy.deepcopy(self._service)
             _needed_own(self._service, "profile=True").is_profiled = True
-        _reject_doubling(source_datapipe, _num_workers(self._service))
+        check_shares(source_datapipe, _num_workers(self._service))
         self._progress = progress
         self._base_seed = int.from_bytes(os.urandom(7), "little")
         self._start: Position | None = None  # where kdpipes' services begin, once they do
@@ -269,7 +269,7 @@ class Loader:
             if self._stream is not None and ranks != self._ranks:
                 self.shutdown()
             self._ranks = ranks
-            _reject_doubling(self._chain, _num_workers(self._service))
+            check_shares(self._chain, _num_workers(self._service))
             if self._stream is None:
                 self._copy_chain()
             if self._tuner is not None:
@@ -683,14 +683,38 @@ def _num_workers(service: Any) -> int:
     return max([getattr(service, "num_workers", 0), *nested])
 
 
-def _reject_doubling(pipe: Any, num_workers: int) -> None:
+def check_shares(pipe: Any, num_workers: int) -> None:
+    """Raise ChainError if workers or ranks would lose or repeat samples, or a stock cache would repeat random ones."""
     parts = {"worker": max(num_workers, 1), "rank": ranks_now().num_ranks}
     crowd = next((f"{number} {part}s" for part, number in parts.items() if number > 1), None)
-    if crowd is not None and not any(shards(upstream) for upstream in Chain.of(pipe).pipes):
+    chain = Chain.of(pipe)
+    if crowd is not None and not any(map(shards, chain.pipes)):
         raise ChainError(
             f"Each of the {crowd} would deliver every sample, because no pipe divides them. End the chain with "
             "`.deal(batch_size=...)`, or put `.sharding_filter()` after its source."
         )
+    for node in chain:
+        above = Chain.of(node.pipe).pipes[1:] if shards(node.pipe) else ()
+        other = next(filter(shards, above), None)
+        if other is not None:
+            raise ChainError(
+                f"`.{node.name}()` shards what `.{pipe_name(other)}()` has sharded: samples would be lost. Keep one of "
+                "them."
+            )
+        is_seeded = isinstance(node.pipe, Dealer) or type(node.pipe) is ShardingFilter
+        if not is_seeded and any(isinstance(each, Shuffler) for each in above):
+            raise ChainError(
+                f"`{node.name}` shards what `.shuffle()` gives, but is no `sharding_filter`: each worker would shuffle "
+                "differently, and samples would be lost and repeated. Use `.sharding_filter()`, or "
+                "`.deal(batch_size=...)`."
+            )
+        if is_of_torchdata(node.pipe, "InMemoryCacheHolder", "EndOnDiskCacheHolder"):
+            drawing = Chain.of(node.pipe).random_name()
+            if drawing is not None:
+                raise ChainError(
+                    f"`.{node.name}()` would keep what `{drawing}` has drawn: every epoch would get the random numbers "
+                    "of the first one. Put the cache before it."
+                )
 
 
 # torch's graph traversal works through hooks on its classes, which two threads must not set at the same time.

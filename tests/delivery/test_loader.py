@@ -6,12 +6,14 @@ import inspect
 import re
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
@@ -131,6 +133,41 @@ def test_an_argument_of_torchs_loader_is_an_error_with_a_hint(name: str, words: 
 def test_an_indexed_chain_has_no_epochs() -> None:
     with pytest.raises(kdp.ChainError, match=r"End it with `\.deal\(batch_size=\.\.\.\)`"):
         kdp.Loader(numbers())
+
+
+class OwnSharder(IterDataPipe[Any]):
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: Any = None) -> None: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+def jitter(x: int, rng: np.random.Generator) -> int:
+    return x + int(rng.integers(1000))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: numbers().deal(batch_size=5).sharding_filter(), r"`\.sharding_filter\(\)` shards what `\.deal\(\)`"),
+        (lambda: IterableWrapper([1]).sharding_filter().sharding_filter(), "Keep one of them"),
+        (lambda: OwnSharder(IterableWrapper([1]).shuffle()), "`OwnSharder` shards what `.shuffle"),
+        (lambda: kdp.from_dataset([1]).transform("x", jitter).deal(batch_size=1).in_memory_cache(), "what `jitter`"),
+    ],
+    ids=["deal and filter", "two filters", "own sharder", "stock cache"],
+)
+def test_chains_that_lose_or_repeat_samples_are_rejected(make: Any, message: str) -> None:
+    with pytest.raises(kdp.ChainError, match=message):
+        kdp.Loader(make())
+
+
+def test_other_orders_of_stock_pipes_are_accepted() -> None:
+    kdp.Loader(OwnSharder(IterableWrapper([1])))
+    kdp.Loader(IterableWrapper([1]).shuffle().sharding_filter().in_memory_cache())
+    kdp.Loader(numbers().deal(batch_size=5).in_memory_cache())
 
 
 def test_a_sharding_filter_is_a_sharding_point_too() -> None:

@@ -52,7 +52,7 @@ def test_the_documentation_names_every_finding() -> None:
     constants = [node.value for module in modules for node in ast.walk(module) if isinstance(node, ast.Constant)]
     codes = {text for text in constants if isinstance(text, str) and re.fullmatch("[a-z]+(-[a-z]+)+", text)}
     page = (root.parent / "docs/looking.md").read_text()
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == codes | {"empty", "unpicklable", "unsharded"}
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == codes | {"empty", "unpicklable"}
 
 
 # Ranks and epochs

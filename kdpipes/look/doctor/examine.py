@@ -19,7 +19,7 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.loader.autotune import available_cores
-from kdpipes.loader.loader import Loader
+from kdpipes.loader.loader import Loader, check_shares
 from kdpipes.loader.services import ThreadReadingService
 from kdpipes.look.doctor import data as _data  # noqa: F401  # which registers its rules, as does the next one
 from kdpipes.look.doctor import order as _order  # noqa: F401
@@ -175,6 +175,7 @@ def _tried(chain: Chain, facts: Facts) -> list[Finding]:
     """Return what is found when the first batch is made, twice."""
     end = chain.end.name
     try:
+        check_shares(chain.end.pipe, facts.num_workers)
         first, once = _first_batch(chain)
         second, twice = _first_batch(chain)
     except Exception as error:  # a user's code may raise anything: it is what is looked for

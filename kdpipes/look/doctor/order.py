@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.pipe import Pipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.stock import Seeded, is_of_torchdata, shards
-from kdpipes.core.torch_pipes import Batcher, IterDataPipe, Mapper, ShardingFilter, Shuffler, UnBatcher
-from kdpipes.delivery.dealer import Dealer
+from kdpipes.core.torch_pipes import Mapper, ShardingFilter, Shuffler, UnBatcher
 from kdpipes.delivery.layout import group_ranks, ranks_now
 from kdpipes.look.doctor.rules import Facts, Wrong, contents, rule, upstream_nodes
 from kdpipes.look.shuffle_quality import shuffle_quality
@@ -22,29 +19,9 @@ from kdpipes.work.fields import FieldAdder, Selector
 __all__: list[str] = []
 
 _MIXING = ("permute", "mix", "sample_weighted", "shuffle")
-_STOCK_CACHES = ("InMemoryCacheHolder", "EndOnDiskCacheHolder")  # of torchdata
 _ONE_PROCESS = (("", ""), ("", "1"), ("0", "1"))
 _FEW = 256  # samples of an epoch below which its shuffle is not measured
 _MANY = 50_000  # of a larger epoch, as many samples are compared
-
-
-@rule("random-before-cache", "error")
-def random_before_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """A cache of torchdata's keeps random results; kdpipes' own caches raise an error."""
-    for cache in (node for node in reversed(chain) if is_of_torchdata(node.pipe, *_STOCK_CACHES)):
-        found = next((node for node in upstream_nodes(cache) if node.traits.random or _is_shuffle(node.pipe)), None)
-        if found is not None:
-            yield (
-                cache.name,
-                f"`{cache.name}` keeps what `{found.traits.random or found.name}` has drawn.",
-                "Every epoch gets the random numbers of the first one.",
-                "Put the cache before it; `.cache_in_memory()` raises an error for such an order.",
-            )
-
-
-def _is_shuffle(pipe: Any) -> bool:
-    """Return whether a pipe is a stock one that changes the order at random."""
-    return isinstance(pipe, IterDataPipe) and not isinstance(pipe, Pipe) and isinstance(pipe, Seeded)
 
 
 @rule("unseeded-plan", "error")
@@ -80,17 +57,14 @@ def frozen_augmentation(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 def shuffle_after_batch(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A shuffle mixes whole batches."""
     for shuffler in (node for node in reversed(chain) if isinstance(node.pipe, Shuffler)):
-        for node in upstream_nodes(shuffler):
-            if isinstance(node.pipe, UnBatcher):
-                break
-            if node.traits.role == "deal" or isinstance(node.pipe, Batcher):
-                yield (
-                    "shuffle",
-                    f"`.shuffle()` comes after `.{node.name}()`.",
-                    "It changes the order of batches, whose samples stay together; and the loader cannot resume there.",
-                    "Use `deal(shuffle=True)`; on a stream, put `.shuffle()` before `.deal()`.",
-                )
-                break
+        above = itertools.takewhile(lambda node: not isinstance(node.pipe, UnBatcher), upstream_nodes(shuffler))
+        if any(node.traits.role == "deal" for node in above):
+            yield (
+                "shuffle",
+                "`.shuffle()` comes after `.deal()`.",
+                "It changes the order of batches, whose samples stay together; and the loader cannot resume there.",
+                "Use `deal(shuffle=True)`; on a stream, put `.shuffle()` before `.deal()`.",
+            )
 
 
 @rule("unrecorded-ctx", "warning")
@@ -168,33 +142,6 @@ def computed_labels(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             )
 
 
-@rule("unsharded", "error")
-def unsharded(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """Every worker would give the whole stream."""
-    if isinstance(chain.end.pipe, IterDataPipe) and facts.num_workers > 1 and not any(map(shards, chain.pipes)):
-        yield (
-            chain.end.name,
-            "Nothing in the chain shards.",
-            f"Each of {facts.num_workers} workers would give every sample: all come {facts.num_workers} times.",
-            "End it with `.deal(batch_size=...)`, or put `.sharding_filter()` after its source.",
-        )
-
-
-@rule("sharded-twice", "error")
-def sharded_twice(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """Report two pipes on one path that both shard the samples."""
-    for node in (node for node in reversed(chain) if shards(node.pipe)):
-        other = next((other for other in upstream_nodes(node) if shards(other.pipe)), None)
-        if other is not None:
-            yield (
-                node.name,
-                f"`.{node.name}()` shards what `.{other.name}()` has sharded.",
-                "A worker gets a part of its part: samples are lost, or torch rejects the chain.",
-                "Keep one of them.",
-            )
-            return
-
-
 @rule("shuffled-in-parts", "warning")
 def shuffled_in_parts(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A shuffle after the sharding mixes only what one worker has."""
@@ -221,22 +168,6 @@ def sharded_late(chain: Chain, facts: Facts) -> Iterator[Wrong]:
                 f"`.sharding_filter()` comes after `.{worker.name}()`.",
                 "Every worker does that for all samples, and throws most of it away: more workers gain nothing.",
                 "Put `.sharding_filter()` right after the source and its `.shuffle()`.",
-            )
-
-
-@rule("sharded-unseeded", "error")
-def sharded_unseeded(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """A sharding pipe of the user's own comes after a shuffle, which torch seeds for `ShardingFilter` alone."""
-    for node in reversed(chain):
-        kind = type(node.pipe)
-        is_own = shards(node.pipe) and kind is not ShardingFilter and not isinstance(node.pipe, Dealer)
-        if is_own and any(isinstance(other.pipe, Shuffler) for other in upstream_nodes(node)):
-            yield (
-                kind.__name__,
-                f"`{kind.__name__}` shards what `.shuffle()` gives, but is not a `sharding_filter`.",
-                "torchdata seeds a shuffle alike in all workers only before exactly that: each worker shuffles "
-                "differently, and samples are lost and duplicated.",
-                "Use `.sharding_filter()`, or `.deal(batch_size=...)`.",
             )
 
 
