@@ -14,8 +14,6 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import torch
 from fsspec import AbstractFileSystem
 
-_CAN_BLOCK = hasattr(signal, "pthread_sigmask")
-
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
@@ -41,19 +39,17 @@ def uninterrupted() -> Iterator[None]:
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
     """Keep Ctrl-C from processes started in this block until they call `ignore_interrupts`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if _CAN_BLOCK else None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        if before is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ignore_interrupts() -> None:
     """Ignore Ctrl-C in this process: it reaches all processes of a terminal, and the main process handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if _CAN_BLOCK:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 Arguments = ParamSpec("Arguments")

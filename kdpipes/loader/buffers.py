@@ -71,12 +71,10 @@ class SharedBuffers:
 
     Args:
         number: How many buffers an arena has.
-        folder: The folder for arenas that need a path; empty where descriptors can be sent.
     """
 
-    def __init__(self, number: int, folder: str = "") -> None:
+    def __init__(self, number: int) -> None:
         self._number = number
-        self._folder = folder
         self.file: SharedFile | None = None  # of the arena
         self._memory: mmap.mmap | None = None
         self._size = 0  # of one buffer
@@ -160,7 +158,7 @@ class SharedBuffers:
     def _replace(self, size: int) -> None:
         # A power of two, so that batches of growing sizes replace few arenas. Only what is reserved takes memory.
         size = 1 << max(size - 1, mmap.PAGESIZE - 1).bit_length()
-        file = SharedFile.create(self._folder)
+        file = SharedFile.create()
         os.ftruncate(file.number, size * self._number)
         memory = mmap.mmap(file.number, size * self._number)
         self._close()

@@ -7,26 +7,18 @@ import enum
 import errno
 import os
 import pickle
-import secrets
-import select
 import socket
 import struct
 import tempfile
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kdpipes.core.processes import uninterrupted
 from kdpipes.delivery.lanes import Cursors
 
-CAN_SEND_FILES = hasattr(socket, "send_fds") and hasattr(socket.socket, "recvmsg_into")  # not on Windows
-
 _LENGTH = struct.Struct("<Q")
 _READ_SIZE = 1 << 18
-_DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)  # 0 on Windows
-# Windows deletes the file with its last descriptor, and lets it be opened again only with the same flag.
-_FLAGS = getattr(os, "O_TEMPORARY", 0) | getattr(os, "O_SHORT_LIVED", 0) | getattr(os, "O_BINARY", 0)
 _ANCILLARY_SIZE = 16 * 4 + 64  # 16 descriptors, and the system's headers around them
 
 
@@ -53,40 +45,24 @@ _KINDS = tuple(Kind)
 
 
 class SharedFile:
-    """An open file that two processes map; it is closed with the last reference to this object.
-
-    Where descriptors can be sent to another process, the file has no name. Otherwise it has a path, which the worker
-    sends, and which the main process removes when it has opened the file.
+    """An open file without a name that two processes map; it is closed with the last reference to this object.
 
     Args:
         number: The descriptor.
-        path: The path; empty if it has no name.
     """
 
-    __slots__ = ("number", "path")
+    __slots__ = ("number",)
 
-    def __init__(self, number: int, path: str = "") -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.path = path
 
     @classmethod
-    def create(cls, folder: str = "") -> SharedFile:
-        """Return a new file: in the folder, or without a name if that is empty."""
-        if folder:
-            path = str(Path(folder, secrets.token_hex(8)))
-            return cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600), path)
+    def create(cls) -> SharedFile:
+        """Return a new file."""
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("kdpipes"))
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
-
-    @classmethod
-    def open(cls, path: str) -> SharedFile:
-        """Open a file that another process has created, and remove its path."""
-        file = cls(os.open(path, os.O_RDWR | _FLAGS), path)
-        with contextlib.suppress(OSError):  # Windows may do that only when the file is closed
-            Path(path).unlink()
-        return file
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError):  # a process that was forked may have closed all of its descriptors
@@ -142,7 +118,6 @@ class Channel:
         self._received = bytearray(_READ_SIZE)
         self._arrived: deque[tuple[int, list[tuple[int, int, bytes]], int, Any]] = deque()
         self._files: deque[SharedFile] = deque()
-        self._sent: list[SharedFile] = []
 
     @property
     def is_sending(self) -> bool:
@@ -151,47 +126,33 @@ class Channel:
 
     def send(self, message: Message, file: SharedFile | None = None) -> None:
         """Send a message, and a file with it, and wait until the other side has room for it."""
-        if file is not None and not file.path:
+        if file is None:
+            self.link.sendall(encoded(message))
+        else:
             socket.send_fds(self.link, [encoded(message)], [file.number])
-            return
-        if file is not None:
-            message.content = file.path
-            self._sent.append(file)  # Windows would delete it, if it was replaced before the other side has opened it
-        self.link.sendall(encoded(message))
 
     def post(self, content: bytes) -> None:
         """Send as much as is possible without waiting; the rest follows with the next call."""
         self._outgoing += content
         with contextlib.suppress(OSError):  # the worker is busy; or it is dead, which `receive` finds out
-            if not _DONTWAIT:
-                self.link.setblocking(False)
-            try:
-                while self._outgoing:
-                    del self._outgoing[: self.link.send(self._outgoing, _DONTWAIT)]
-            finally:
-                if not _DONTWAIT:
-                    self.link.setblocking(True)
+            while self._outgoing:
+                del self._outgoing[: self.link.send(self._outgoing, socket.MSG_DONTWAIT)]
 
     def receive(self, *, wait: bool) -> list[Message] | None:
         """Return the messages that have arrived, after waiting for some bytes; None if the other side has ended."""
         try:
             # `map` stores the result without running Python code in between, where Ctrl-C would lose descriptors.
-            if CAN_SEND_FILES:
-                flags = 0 if wait else _DONTWAIT
-                self._arrived.extend(map(self.link.recvmsg_into, [[self._received]], [_ANCILLARY_SIZE], [flags]))
-            elif wait or select.select([self.link], [], [], 0)[0]:
-                self._arrived.extend(zip(map(self.link.recv_into, [self._received]), [[]], [0], [None], strict=True))
-            else:
-                return []
+            flags = 0 if wait else socket.MSG_DONTWAIT
+            self._arrived.extend(map(self.link.recvmsg_into, [[self._received]], [_ANCILLARY_SIZE], [flags]))
         except BlockingIOError:
             return []
-        except (ConnectionResetError, ConnectionAbortedError):  # the second one on Windows
+        except ConnectionResetError:
             return None
         size, flags = self._arrived[0][0], self._arrived[0][2]
         self._keep_files()
         if not size:
             return None
-        if CAN_SEND_FILES and flags & socket.MSG_CTRUNC:
+        if flags & socket.MSG_CTRUNC:
             raise OSError(errno.EMFILE, "The memory of a worker cannot be opened: too many files are open")
         self._incoming += memoryview(self._received)[:size]
         return self._complete()
@@ -225,8 +186,7 @@ class Channel:
                 kind, *fields = pickle.loads(incoming[begin:end])  # noqa: S301 - sent by a process of ours
                 message = Message(_KINDS[kind], *fields)
                 if message.kind in (Kind.READY, Kind.ARENA):
-                    path = message.content
-                    message.file = SharedFile.open(path) if path is not None else self._files.popleft()
+                    message.file = self._files.popleft()
                 messages.append(message)
                 start = end
         del self._incoming[:start]

@@ -11,7 +11,6 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -31,7 +30,7 @@ from kdpipes.core.shared import Shared, sharing
 from kdpipes.delivery.deal import DealerMapDataPipe
 from kdpipes.delivery.state import Position
 from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
-from kdpipes.loader.channel import CAN_SEND_FILES, Channel, Kind, Message, SharedFile, encoded
+from kdpipes.loader.channel import Channel, Kind, Message, SharedFile, encoded
 from kdpipes.loader.merge import Counters
 from kdpipes.loader.worker import Assignment, Options, Worker
 from kdpipes.loader.worker_main import Packed, Payload, work
@@ -41,8 +40,6 @@ _FEW = 16  # small batches that are acknowledged together
 _START_UP_S = 60.0
 _PATIENCE_S = 1.0
 _NUM_FILES = 8  # per worker: link, pidfd, multiprocessing's two pipes, record, arena; and arenas being replaced
-
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only SIGTERM, which ends a process at once
 
 _log = logger("kdpipes")
 # Workers start one at a time: one that another thread forks between `socketpair` and the end of `start` would inherit
@@ -66,7 +63,6 @@ class WorkerProcess:
     end: int
     owner: int = field(default_factory=os.getpid)  # the process that it is a child of
     buffers: BorrowedBuffers = field(default_factory=BorrowedBuffers)
-    folder: Any = None  # for files that both processes map, where their descriptors cannot be sent
     record: SharedFile | None = None  # what it does with which sample, once it has read its chain
     is_over: bool = False  # it has reported that it cannot work
 
@@ -78,10 +74,6 @@ class WorkerProcess:
             resource_tracker.ensure_running()
         if context.get_start_method() == "forkserver":
             forkserver.ensure_running()
-        folder = None
-        if not CAN_SEND_FILES:
-            folder = tempfile.TemporaryDirectory(prefix="kdpipes-", ignore_cleanup_errors=True)
-            options = replace(options, folder=folder.name)
         with _one_at_a_time.lock:
             ours, theirs = socket.socketpair()
             process = context.Process(target=work, args=(payload, theirs, options), name="kdpipes worker", daemon=True)
@@ -92,8 +84,6 @@ class WorkerProcess:
                 end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else process.sentinel
             except BaseException:
                 ours.close()
-                if folder is not None:
-                    folder.cleanup()
                 if process.pid is not None:
                     process.kill()
                     process.join()
@@ -101,7 +91,7 @@ class WorkerProcess:
             finally:
                 _starting.clear()
                 theirs.close()
-        started = cls(process, Channel(ours), end, folder=folder)
+        started = cls(process, Channel(ours), end)
         forget_after_fork(started)
         return started
 
@@ -119,12 +109,6 @@ class WorkerProcess:
         # The end of the link alone would not do: a process that the worker has forked may hold the link open. What has
         # come over the link is read first, since batches that a worker has sent before it died are good.
         self.channel.post(b"")
-        if not hasattr(select, "poll"):  # Windows, where the link ends with the process: nobody inherits it
-            link = self.channel.link
-            readable, writable, _ = select.select([link], [link] if self.channel.is_sending else [], [], timeout_s)
-            if not readable and not writable:
-                raise TimeoutError
-            return self.channel.receive(wait=False)
         poll = select.poll()
         poll.register(self.channel.link, select.POLLIN | (select.POLLOUT if self.channel.is_sending else 0))
         poll.register(self.end, select.POLLIN)
@@ -168,8 +152,6 @@ class WorkerProcess:
         self.channel.close()
         self.buffers.arena = None
         self.record = None
-        if self.folder is not None:
-            self.folder.cleanup()
 
 
 @dataclass(eq=False)
@@ -215,7 +197,7 @@ def _end_all(workers: list[WorkerProcess]) -> None:
             with contextlib.suppress(OSError):  # it has ended already
                 worker.channel.link.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + _PATIENCE_S
-        for number in (signal.SIGTERM, _KILL):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in [worker for worker in own if not worker.has_ended(deadline - time.monotonic())]:
                 worker.kill(number)
             deadline = time.monotonic() + _PATIENCE_S / 2
@@ -334,9 +316,10 @@ class ProcessWorker(Worker):
         try:
             yield
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or not hasattr(os, "fork"):
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            import resource  # not on Windows
+            # Windows, where this module is imported as well, has no such module.
+            import resource
 
             number = self._options.num_workers
             raise OSError(
@@ -374,7 +357,7 @@ class ProcessWorker(Worker):
         try:
             messages = worker.listen(timeout_s)
         except TimeoutError:
-            worker.kill(_KILL)
+            worker.kill(signal.SIGKILL)
             self._replace(worker, f"made no batch in {self._options.timeout_s:g} s, and was ended")
             return
         if messages is None:
@@ -501,4 +484,4 @@ def _cause(code: int | None) -> str:
     if code >= 0:
         return f"ended with status {code} before its work was done"
     end = f"was ended by signal {signal.Signals(-code).name}"
-    return f"{end}, as the system does when memory runs out" if code == -_KILL else end
+    return f"{end}, as the system does when memory runs out" if code == -signal.SIGKILL else end

@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
@@ -363,6 +364,12 @@ class ProcessReadingService(ReadingService):
     ) -> None:
         super().__init__()
         self.num_workers = check_count("num_workers", num_workers)
+        # Windows. The module is imported there nevertheless, for the threads.
+        if not hasattr(socket, "send_fds"):
+            raise RuntimeError(
+                "Worker processes need Linux or macOS, where descriptors can be sent to another process. Use threads: "
+                f"`reading_service=kdp.ThreadReadingService({num_workers})`."
+            )
         self.prefetch = check_count("prefetch", prefetch)
         self.max_bytes = check_count("max_bytes", max_bytes)
         if start_method is not None:

@@ -78,7 +78,6 @@ class Options:
     num_buffers: int = 0
     max_bytes: int = 0
     num_threads: int = 1
-    folder: str = ""  # for files that the main process maps too; empty where descriptors can be sent
 
 
 class Worker(ABC):

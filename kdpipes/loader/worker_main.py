@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import pickle
 import random
-import shutil
 import signal
 import socket
 import sys
@@ -19,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing import connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,18 +80,15 @@ def work(payload: Payload, link: socket.socket, options: Options) -> None:
     torch.set_num_threads(options.num_threads)
     gc.freeze()  # what is inherited is shared until it is written to, which the collector would do
     _keep_memory()
-    watch = threading.Thread(target=_end_with_parent, args=(options.folder,), name="kdpipes-parent-watch", daemon=True)
+    watch = threading.Thread(target=_end_with_parent, name="kdpipes-parent-watch", daemon=True)
     watch.start()
-    try:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main process has closed it
-            _work(payload, Sender(link, options), options)
-    finally:
-        _remove(options.folder)  # if the main process was killed, this thread may end before the one that watches it
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main process has closed it
+        _work(payload, Sender(link, options), options)
 
 
 def _work(payload: Payload, sender: Sender, options: Options) -> None:
     try:
-        file = SharedFile.create(options.folder)  # in which this process notes which sample it is at
+        file = SharedFile.create()  # in which this process notes which sample it is at
         os.ftruncate(file.number, mmap.PAGESIZE)
         activity.current = activity.Record(file.number)
         chain = payload.open()
@@ -135,10 +130,7 @@ def _keep_memory() -> None:
             libc.mallopt(-1, 1 << 29)  # M_TRIM_THRESHOLD: 512 MiB of it are kept
 
 
-_TRIES = 10  # to remove a folder; Windows cannot while a file in it is open
-
-
-def _end_with_parent(folder: str) -> None:
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
@@ -146,16 +138,7 @@ def _end_with_parent(folder: str) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ends.append(os.pidfd_open(parent.pid))
     connection.wait(ends)
-    _remove(folder)
     os._exit(1)
-
-
-def _remove(folder: str) -> None:
-    """Remove the folder of this worker's files, in which another thread may be making one; "" is none."""
-    for _ in range(_TRIES if folder else 0):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not Path(folder).exists():
-            break
 
 
 class Sender:
@@ -164,7 +147,7 @@ class Sender:
     def __init__(self, link: socket.socket, options: Options) -> None:
         self._options = options
         self.channel = Channel(link)
-        self.buffers = SharedBuffers(options.num_buffers, options.folder)
+        self.buffers = SharedBuffers(options.num_buffers)
         self._arena_sent = 0
         self._generation = 0
         self._assignments: deque[Message] = deque()
