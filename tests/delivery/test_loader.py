@@ -152,7 +152,7 @@ def jitter(x: int, rng: np.random.Generator) -> int:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: numbers().deal(batch_size=5).sharding_filter(), r"`\.sharding_filter\(\)` shards what `\.deal\(\)`"),
+        (lambda: numbers().deal(batch_size=5).sharding_filter(), "`.sharding_filter()` shards what `.deal()`"),
         (lambda: IterableWrapper([1]).sharding_filter().sharding_filter(), "Keep one of them"),
         (lambda: OwnSharder(IterableWrapper([1]).shuffle()), "`OwnSharder` shards what `.shuffle"),
         (lambda: kdp.from_dataset([1]).transform("x", jitter).deal(batch_size=1).in_memory_cache(), "what `jitter`"),
@@ -160,8 +160,9 @@ def jitter(x: int, rng: np.random.Generator) -> int:
     ids=["deal and filter", "two filters", "own sharder", "stock cache"],
 )
 def test_chains_that_lose_or_repeat_samples_are_rejected(make: Any, message: str) -> None:
-    with pytest.raises(kdp.ChainError, match=message):
+    with pytest.raises(kdp.ChainError) as error:
         kdp.Loader(make())
+    assert message in str(error.value)
 
 
 def test_other_orders_of_stock_pipes_are_accepted() -> None:
