@@ -37,6 +37,7 @@ from kdpipes.delivery.dealer import Dealer, fix_ranks
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.delivery.state import Checkpointer, Counting, Position, main_part, seed_in
 from kdpipes.loader.autotune import Tuner
+from kdpipes.loader.merge import compare_ranks
 from kdpipes.loader.profile import Measured, measured
 from kdpipes.loader.receipt import receipt_of
 from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped, check_process
@@ -345,12 +346,16 @@ class Loader:
             self._start = chosen  # an epoch that was set, or a state that was loaded, meanwhile
         elif batches.is_fresh:  # the epoch may have been set since `iter(loader)`
             self._begin()
-        batches.interrupted_at, batches.is_fresh, self._is_begun = None, False, False
+        is_first, batches.interrupted_at, batches.is_fresh, self._is_begun = batches.is_fresh, None, False, False
         if self._items is None:
             raise RuntimeError(
                 "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
             )
         try:
+            if is_first:
+                own = self._own
+                begun = Position(self._whole_epoch) if own is None else own.position
+                compare_ranks(self._dealt_part, begun, self._checkpointer.pipes)
             batch = next(self._items)
             self._tune(batches)
             return batch

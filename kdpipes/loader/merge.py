@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, add_note
+from kdpipes.core.messages import warn
+from kdpipes.core.registry import shown_name
 from kdpipes.delivery.lanes import Cursor, Cursors, LanePlan, merged
+from kdpipes.delivery.layout import group_ranks
 from kdpipes.delivery.skipping import Skip, SkipLimits
 from kdpipes.delivery.state import Position
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import Row, WorkerTimes
 from kdpipes.loader.receipt import Delivered
 from kdpipes.loader.worker import Assignment, Worker
+from kdpipes.storage.access import Threads
 
 _MOST_PIECES = 20_000  # of each worker, for a trace
+_PATIENCE_S = 30.0  # to wait for other ranks without a warning
+_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # for small messages, by default group
 
 
 @dataclass
@@ -273,6 +283,58 @@ def _as_error(error: BaseException) -> Exception:
     return raised
 
 
+def compare_ranks(chain: Any, position: Position, pipes: list[str]) -> None:
+    """Compare where the ranks of torch's process group begin an epoch, and their chains.
+
+    Returns when all ranks have begun it. Does nothing without a group, or if batches are dealt to fewer ranks.
+
+    Args:
+        chain: The chain, whose batches are dealt to the ranks.
+        position: Where this rank begins.
+        pipes: The fingerprints of the chain.
+
+    Raises:
+        RuntimeError: The ranks begin different epochs, or at different batches, or their chains differ. It is raised on
+            all ranks.
+    """
+    ranks, dealer = group_ranks(), Chain.of(chain).resumable_deal()
+    if ranks is None or ranks.num_ranks == 1 or (dealer is not None and dealer.sharding().num_ranks != ranks.num_ranks):
+        return
+    starts: list[Any] = [None] * ranks.num_ranks
+    # Ctrl-C interrupts this thread while it waits for another one, but not while torch waits for other ranks.
+    threads = Threads(1, "kdpipes ranks")
+    request = threads.submit(lambda: dist.all_gather_object(starts, (position[:3], pipes), group=_group()))
+    if not wait([request], _PATIENCE_S).done:
+        warn(
+            f"Rank {ranks.rank} has waited {_PATIENCE_S:g} s for the other ranks to begin epoch {position.epoch}. If "
+            "only this rank reads the chain, use `deal(..., ranks=1)`."
+        )
+    request.result()
+    (epoch, batch, offset), chain_of_first = starts[0]
+    for rank, (begun, pipes_there) in enumerate(starts):
+        if begun != (epoch, batch, offset):
+            raise RuntimeError(
+                f"Rank 0 begins epoch {epoch} at batch {batch}, but rank {rank} begins epoch {begun[0]} at batch "
+                f"{begun[1]}, so that samples would be lost and duplicated. Call `set_epoch` with the same number on "
+                "all ranks, or load the same state, and begin each epoch on all ranks."
+            )
+        if pipes_there != chain_of_first:
+            pairs = zip_longest(reversed(chain_of_first), reversed(pipes_there))  # the cause is upstream
+            name = next(one or other for one, other in pairs if one != other).rpartition(":")[0]
+            raise RuntimeError(
+                f"The chain of rank {rank} is not that of rank 0: `{shown_name(name)}`, or its arguments, code or "
+                "data, differs. Make the same chain on all ranks; functions may read the rank when they are called."
+            )
+
+
+def _group() -> Any:
+    """Return the gloo group of all ranks, which only kdpipes uses; it is made once for each default group."""
+    world = dist.group.WORLD
+    if world not in _groups:
+        _groups[world] = dist.new_group(backend="gloo")
+    return _groups[world]
+
+
 class Agreement:
     """Agrees with the other ranks on the batches of each turn, in which each lane gives one: one small sum over gloo.
 
@@ -285,8 +347,6 @@ class Agreement:
 
     def __init__(self, *, is_padded: bool) -> None:
         self._is_padded = is_padded
-        is_gloo = dist.get_backend() == "gloo"
-        self._group: Any = None if is_gloo else dist.new_group(backend="gloo")
         self._has_failed = False
         self._failure: Any = None  # keeps the sum that `fail` has begun
 
@@ -302,7 +362,7 @@ class Agreement:
         table = torch.zeros(plan.num_lanes + 1, 6, dtype=torch.int64)  # each rank fills the rows of its lanes
         for lane, (has_samples, cursor) in lanes.items():
             table[lane] = torch.tensor([has_samples, cursor is not None, *(cursor or Cursor(0, 0, 0, 0))])
-        dist.all_reduce(table, group=self._group)
+        dist.all_reduce(table, group=_group())
         if table[-1].any():
             self._has_failed = True
             raise RuntimeError("Another rank has failed while it made a batch. See the error of that rank.")
@@ -317,4 +377,4 @@ class Agreement:
             return
         table = torch.zeros(plan.num_lanes + 1, 6, dtype=torch.int64)
         table[-1] = 1
-        self._failure = table, dist.all_reduce(table, group=self._group, async_op=True)
+        self._failure = table, dist.all_reduce(table, group=_group(), async_op=True)

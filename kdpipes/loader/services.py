@@ -35,7 +35,7 @@ from kdpipes.delivery.skipping import SkipLimits
 from kdpipes.delivery.state import Checkpointer, Position, main_part
 from kdpipes.delivery.stored import note_position
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
-from kdpipes.loader.merge import Agreement, Counters, Merger
+from kdpipes.loader.merge import Agreement, Counters, Merger, compare_ranks
 from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, name_classes
 from kdpipes.loader.profile import Probes
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
@@ -214,6 +214,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self._start = Position(start.epoch + 1)
         self.counters.delivered.begin(self.position)
         self._passed.clear()
+        if self.base_seed is None:  # a Loader compares the ranks when it is asked for the first batch
+            compare_ranks(self._chain, start, self._checkpointer.pipes)
         return _EpochItems(self, iter(self._items))
 
     def deliver(self, items: Iterator[Any]) -> Any:

@@ -100,8 +100,8 @@ torch.distributed.destroy_process_group()
 """
 
 
-def run(interpreter: Any, tmp_path: Path, num_ranks: int, *arguments: str) -> list[Any]:
-    """Run the script with as many ranks; return what each got."""
+def run(interpreter: Any, tmp_path: Path, num_ranks: int, *arguments: str, script: str = SCRIPT) -> list[Any]:
+    """Run a script with as many ranks; return what each got."""
     places = {"MEETING": f"file://{tmp_path}/meeting", "NUM_RANKS": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
     scripts = []
     with (tmp_path / "out").open("a+") as out, (tmp_path / "err").open("a+") as err, Path(os.devnull).open() as nothing:
@@ -110,8 +110,8 @@ def run(interpreter: Any, tmp_path: Path, num_ranks: int, *arguments: str) -> li
             with pytest.MonkeyPatch.context() as patch:
                 for name, value in {**places, "THIS_RANK": str(rank)}.items():
                     patch.setenv(name, value)
-                scripts.append(interpreter.start(SCRIPT, *arguments, files=files))
-    assert [script.wait() for script in scripts] == [0] * num_ranks, (tmp_path / "err").read_text()
+                scripts.append(interpreter.start(script, *arguments, files=files))
+    assert [each.wait() for each in scripts] == [0] * num_ranks, (tmp_path / "err").read_text()
     ranks: list[Any] = json.loads((tmp_path / "out").read_text().splitlines()[-1])
     return ranks
 
