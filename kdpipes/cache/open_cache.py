@@ -27,7 +27,9 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.secrets import masked
 from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.storage.access import Access, using
+from kdpipes.storage.catalog_file import kept_indexes
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
+from kdpipes.storage.files import cache_folder
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.urls import is_local
 
@@ -248,7 +250,7 @@ class CacheFound(NamedTuple):
     """What a cache holds."""
 
     place: str  # `name=...`, a folder or a URL
-    layout: str
+    layout: str  # "indexes" for the local cache of the indexes of shards
     entries: int
     bytes: int
     num_samples: int | None  # None if the cache is not complete
@@ -263,12 +265,16 @@ class CacheChecked(NamedTuple):
 
 
 def named_caches() -> list[str]:
-    """Return the places of the named caches in memory, as `name=...`."""
-    return [_NAME + name for name in named_folders()]
+    """Return the places of the named caches in memory, as `name=...`, and the local cache of indexes if it exists."""
+    indexes = cache_folder("indexes")
+    return [_NAME + name for name in named_folders()] + [str(indexes)] * indexes.is_dir()
 
 
 def look_at_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheFound:
     """Return what the cache in a place holds; raise a FileNotFoundError if there is no cache."""
+    if _has_indexes(place):
+        sizes = [size for _, size, _ in kept_indexes(cache_folder("indexes"))]
+        return CacheFound(place, "indexes", len(sizes), sum(sizes), None)
     store = _store_at(place, storage_options)
     stats, found = store.stats(), read_list(store)
     return CacheFound(place, store.layout, stats.entries, stats.bytes, None if found is None else len(found.keys))
@@ -305,7 +311,7 @@ def clear_cache(place: str, storage_options: Mapping[str, Any] | None = None) ->
         clear_named(place.removeprefix(_NAME))
         return
     access = Access(storage_options=storage_options)
-    if layout_in(place, access) is None:
+    if not _has_indexes(place) and layout_in(place, access) is None:
         raise FileNotFoundError(f"There is no cache in {masked(place)!r}.{_in_memory(place)}")
     if is_local(place):
         shutil.rmtree(Path(place).expanduser())
@@ -313,6 +319,12 @@ def clear_cache(place: str, storage_options: Mapping[str, Any] | None = None) ->
     with using(access):
         filesystem, path = filesystem_of(place)
         filesystem.rm(path, recursive=True)
+
+
+def _has_indexes(place: str) -> bool:
+    """Return whether a place is the local cache of indexes, and exists."""
+    path = Path(place).expanduser().absolute()
+    return path == cache_folder("indexes").absolute() and path.is_dir()
 
 
 def _store_at(place: str, storage_options: Mapping[str, Any] | None) -> CacheStore:

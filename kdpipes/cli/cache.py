@@ -9,8 +9,9 @@ from kdpipes.cli._commands import Answer, Commands, command, help_text, say
 def ls(places: tuple[str, ...] = ()) -> Answer:
     """List what caches hold.
 
-    PLACES are folders, URLs, or name=NAME; without any, all named caches in memory are listed. A cache is complete
-    after `.warm_up()`; then `kdp.open_cache` opens it without its source.
+    PLACES are folders, URLs, or name=NAME; without any, all named caches in memory are listed, and the local cache of
+    the indexes of remote shards. A cache is complete after `.warm_up()`; then `kdp.open_cache` opens it without its
+    source.
 
     Examples:
       kdpipes cache ls
@@ -19,7 +20,7 @@ def ls(places: tuple[str, ...] = ()) -> Answer:
     JSON: a list of
       {"place": "cache/birds", "layout": "lmdb", "entries": 320,
        "bytes": 812345, "num_samples": 160}
-      layout        "lmdb" or "files"
+      layout        "lmdb" or "files"; "indexes" for the local cache of indexes
       num_samples   how many the cache is complete for; null if it is not
     """
     from kdpipes.cache.open_cache import look_at_cache, named_caches
@@ -28,9 +29,11 @@ def ls(places: tuple[str, ...] = ()) -> Answer:
     found = [look_at_cache(place) for place in places or named_caches()]
     lines = []
     for one in found:
-        samples = "not complete" if one.num_samples is None else f"complete for {counted(one.num_samples, 'sample')}"
+        samples = ", not complete" * (one.layout != "indexes")
+        if one.num_samples is not None:
+            samples = f", complete for {counted(one.num_samples, 'sample')}"
         lines.append(
-            f"{one.place}: {counted(one.entries, 'entry')}, {counted(one.bytes, 'byte')}, {one.layout}, {samples}"
+            f"{one.place}: {counted(one.entries, 'entry')}, {counted(one.bytes, 'byte')}, {one.layout}{samples}"
         )
     nothing = "There are no named caches in memory. For a cache on disk, name its folder: kdpipes cache ls FOLDER"
     return Answer([one._asdict() for one in found], lines or nothing)
@@ -71,7 +74,8 @@ def verify(places: tuple[str, ...]) -> Answer:
 def clear(places: tuple[str, ...]) -> Answer:
     """Remove caches, with their folders.
 
-    PLACES are folders, URLs, or name=NAME for caches in memory. A folder without a cache is left alone.
+    PLACES are folders, URLs, or name=NAME for caches in memory. A folder without a cache is left alone. The local cache
+    of the indexes of remote shards, whose folder `kdpipes cache ls` shows, is made again when it is needed.
 
     Examples:
       kdpipes cache clear cache/birds

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -20,7 +20,7 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads
 from kdpipes.storage.answers import MAX_BYTES, TooLargeError
-from kdpipes.storage.catalog_file import KnownIndexes, cached_index, joined_once
+from kdpipes.storage.catalog_file import KnownIndexes, cached_index, joined_once, remove_oldest
 from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import (
@@ -51,6 +51,8 @@ _SMALL = 1 << 18  # bytes of storage that are read in the time of a request
 _LARGEST_HEADER = 1 << 24  # bytes of an index besides its arrays
 _AT_ONCE = 512  # samples whose members are requested at a time
 _NUM_READINGS = 3  # of a shard that arrives damaged
+_BETWEEN_SWEEPS = 64  # indexes that are kept
+_num_kept = count()
 _log = logger(__name__)
 
 
@@ -197,6 +199,8 @@ def _keep(url: str, index: ShardIndex) -> None:
     try:
         make_cache_folder(path.parent)
         replace_file(path, index.to_bytes())
+        if next(_num_kept) % _BETWEEN_SWEEPS == 0:
+            remove_oldest(path)
     except OSError as error:  # the cache may be read-only
         _log.info("%s", masked(f"The index of {url} cannot be kept as {str(path)!r}: {error}"))
 

@@ -72,7 +72,7 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
                 joined = Catalog.from_file(path)
             except OSError:  # without a note, so that other processes do not take an older file for this one
                 return joined
-            _remove_oldest(path)
+            remove_oldest(path)
         with suppress(OSError):
             os.utime(path)  # it is not one of the oldest
             replace_file(note, f"{socket.gethostname()} {time.time()}".encode())
@@ -88,22 +88,32 @@ def _is_seen_since(note: Path, asked: float) -> bool:
 
 
 def _remove_drafts(path: Path) -> None:
-    """Remove what killed processes have left of a file that is written under a lock, and their old drafts of others."""
-    for draft in path.parent.glob(".*.part"):
-        with suppress(OSError):
-            if draft.name.startswith(f".{path.name}.") or time.time() - draft.stat().st_mtime > _LONG_AGO_S:
-                draft.unlink()
+    """Remove what killed processes have left of a file that is written under a lock."""
+    for draft in path.parent.glob(f".{path.name}.*.part"):
+        draft.unlink(missing_ok=True)
 
 
-def _remove_oldest(path: Path) -> None:
-    """Remove indexes from the local cache that have not been used for longest, until it keeps to its limit."""
-    found: list[tuple[float, int, Path]] = []
-    for file in path.parent.iterdir():
+def kept_indexes(folder: Path) -> list[tuple[float, int, Path]]:
+    """Return the files in the local cache of indexes: the time of the last use, the size in bytes and the path.
+
+    Drafts that killed processes left long ago are removed.
+    """
+    files: list[tuple[float, int, Path]] = []
+    for file in folder.iterdir():
         with suppress(OSError):
             status = file.stat()
-            found.append((status.st_mtime, status.st_size, file))
-    excess = sum(size for _, size, _ in found) - _MAX_BYTES
-    for _, size, file in sorted(found):
+            if file.suffix == ".part" and time.time() - status.st_mtime > _LONG_AGO_S:
+                file.unlink()
+            else:
+                files.append((status.st_mtime, status.st_size, file))
+    return sorted(files)
+
+
+def remove_oldest(path: Path) -> None:
+    """Remove the least recently used indexes from the local cache, except `path`, until it keeps to its limit."""
+    files = kept_indexes(path.parent)
+    excess = sum(size for _, size, _ in files) - _MAX_BYTES
+    for _, size, file in files:
         if excess <= 0:
             return
         if file != path:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import kdpipes as kdp
 from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.open_cache import check_cache, clear_cache, look_at_cache, named_caches
 from kdpipes.core import progress
+from tests.faulty_storage import faulty_storage
 
 
 @pytest.fixture
@@ -103,7 +106,48 @@ def test_a_name_without_its_prefix_is_told(places: list[str], run: Any) -> None:
         assert f"The cache of that name in memory is 'name={name}'" in said.err
 
 
-def test_where_there_is_no_cache_that_is_said(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+def test_where_there_is_no_cache_that_is_said(monkeypatch: pytest.MonkeyPatch, run: Any, tmp_path: Path) -> None:
     monkeypatch.setattr("kdpipes.cache.open_cache.named_folders", dict)
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
     assert run("cache", "ls").out.startswith("There are no named caches in memory.")
     assert run("cache", "ls", "--json").json() == []
+
+
+@pytest.fixture
+def indexes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, photo_shards: str) -> Path:
+    """A local cache with the indexes of remote shards, and what killed processes have left there."""
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cached"))
+    folder = tmp_path / "cached" / "indexes"
+    with faulty_storage(str(Path(photo_shards).parent)):
+        len(kdp.open_shards("faulty://photos-{000..003}.tar"))
+    for age, name in enumerate((".new.index.0f.part", ".old.joined.0f.part")):
+        (folder / name).write_bytes(bytes(100))
+        os.utime(folder / name, (time.time() - age * 1e6,) * 2)
+    return folder
+
+
+def test_the_local_cache_of_indexes_is_listed_without_old_drafts(indexes: Path, run: Any) -> None:
+    listed = run("cache", "ls").out.splitlines()[-1]
+    sizes = [path.stat().st_size for path in indexes.iterdir()]
+    assert listed == f"{indexes}: {len(sizes)} entries, {sum(sizes):,} bytes, indexes"
+    assert {path.name for path in indexes.glob(".*")} == {".new.index.0f.part"}, "a process may be writing it"
+    as_json = run("cache", "ls", str(indexes), "--json").json()
+    assert as_json == [look_at_cache(str(indexes))._asdict()]
+    assert as_json[0]["num_samples"] is None
+
+
+def test_the_local_cache_of_indexes_is_cleared_and_filled_again(indexes: Path, run: Any, photo_shards: str) -> None:
+    assert run("cache", "clear", str(indexes)).out == f"{indexes}: removed\n"
+    assert not indexes.exists()
+    assert str(indexes) not in named_caches()
+    assert run("cache", "ls", str(indexes)).status == 1
+    with faulty_storage(str(Path(photo_shards).parent)):
+        assert len(kdp.open_shards("faulty://photos-{000..003}.tar")) == 160
+    assert list(indexes.glob("*.joined"))
+
+
+def test_a_folder_like_that_of_indexes_is_left_alone(indexes: Path, run: Any, tmp_path: Path) -> None:
+    other = tmp_path / "indexes"
+    shutil.copytree(indexes, other)
+    assert "There is no cache" in run("cache", "clear", str(other)).err
+    assert list(other.iterdir())

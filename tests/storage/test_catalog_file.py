@@ -17,7 +17,7 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.cli import main
-from kdpipes.storage import catalog_file
+from kdpipes.storage import catalog, catalog_file
 from kdpipes.storage.catalog import open_catalog
 from kdpipes.storage.catalog_file import DATA_SET_INDEX
 from kdpipes.storage.files import locked
@@ -188,6 +188,20 @@ def test_the_local_cache_of_indexes_keeps_to_its_limit(
         len(kdp.open_shards(urls))
     assert [other.exists() for other in others] == [False, False, True]
     assert joined.exists()
+
+
+def test_streams_keep_the_local_cache_of_indexes_to_its_limit(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards_of(tmp_path, 0)
+    for path in tmp_path.glob("*.index"):
+        path.unlink()
+    monkeypatch.setattr(catalog_file, "_MAX_BYTES", 1_000)
+    monkeypatch.setattr(catalog, "_BETWEEN_SWEEPS", 1)
+    with faulty_storage(str(tmp_path)):
+        for number in range(NUM_SHARDS):
+            assert list(kdp.stream_shards(f"faulty://{number}.tar"))
+            assert len(list((cache / "indexes").glob("*.index"))) == 1
 
 
 def test_a_later_run_fetches_no_index(s3: str, proxy: Proxy) -> None:
