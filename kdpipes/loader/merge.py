@@ -306,8 +306,8 @@ def compare_ranks(chain: Any, position: Position, pipes: list[str]) -> None:
     request = threads.submit(lambda: dist.all_gather_object(starts, (position[:3], pipes), group=_group()))
     if not wait([request], _PATIENCE_S).done:
         warn(
-            f"Rank {ranks.rank} has waited {_PATIENCE_S:g} s for the other ranks to begin epoch {position.epoch}. If "
-            "only this rank reads the chain, use `deal(..., ranks=1)`."
+            f"Rank {ranks.rank} has waited {_PATIENCE_S:g} s for the other ranks to begin an epoch. If only this rank "
+            "reads the chain, use `deal(..., ranks=1)`."
         )
     request.result()
     (epoch, batch, offset), chain_of_first = starts[0]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -108,22 +109,22 @@ def test_a_name_without_its_prefix_is_told(places: list[str], run: Any) -> None:
 
 def test_where_there_is_no_cache_that_is_said(monkeypatch: pytest.MonkeyPatch, run: Any, tmp_path: Path) -> None:
     monkeypatch.setattr("kdpipes.cache.open_cache.named_folders", dict)
-    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path))
-    assert run("cache", "ls").out.startswith("There are no named caches in memory.")
-    assert run("cache", "ls", "--json").json() == []
+    with mock.patch.dict(os.environ, KDPIPES_CACHE_DIR=str(tmp_path)):
+        assert run("cache", "ls").out.startswith("There are no named caches in memory.")
+        assert run("cache", "ls", "--json").json() == []
 
 
 @pytest.fixture
-def indexes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, photo_shards: str) -> Path:
+def indexes(tmp_path: Path, photo_shards: str) -> Iterator[Path]:
     """A local cache with the indexes of remote shards, and what killed processes have left there."""
-    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cached"))
     folder = tmp_path / "cached" / "indexes"
-    with faulty_storage(str(Path(photo_shards).parent)):
-        len(kdp.open_shards("faulty://photos-{000..003}.tar"))
-    for age, name in enumerate((".new.index.0f.part", ".old.joined.0f.part")):
-        (folder / name).write_bytes(bytes(100))
-        os.utime(folder / name, (time.time() - age * 1e6,) * 2)
-    return folder
+    with mock.patch.dict(os.environ, KDPIPES_CACHE_DIR=str(folder.parent)):
+        with faulty_storage(str(Path(photo_shards).parent)):
+            len(kdp.open_shards("faulty://photos-{000..003}.tar"))
+        for age, name in enumerate((".new.index.0f.part", ".old.joined.0f.part")):
+            (folder / name).write_bytes(bytes(100))
+            os.utime(folder / name, (time.time() - age * 1e6,) * 2)
+        yield folder
 
 
 def test_the_local_cache_of_indexes_is_listed_without_old_drafts(indexes: Path, run: Any) -> None:

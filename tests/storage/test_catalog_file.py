@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fsspec
 import numpy as np
@@ -190,14 +191,12 @@ def test_the_local_cache_of_indexes_keeps_to_its_limit(
     assert joined.exists()
 
 
-def test_streams_keep_the_local_cache_of_indexes_to_its_limit(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@mock.patch.object(catalog_file, "_MAX_BYTES", 1_000)
+@mock.patch.object(catalog, "_BETWEEN_SWEEPS", 1)
+def test_streams_keep_the_local_cache_of_indexes_to_its_limit(tmp_path: Path, cache: Path) -> None:
     shards_of(tmp_path, 0)
     for path in tmp_path.glob("*.index"):
         path.unlink()
-    monkeypatch.setattr(catalog_file, "_MAX_BYTES", 1_000)
-    monkeypatch.setattr(catalog, "_BETWEEN_SWEEPS", 1)
     with faulty_storage(str(tmp_path)):
         for number in range(NUM_SHARDS):
             assert list(kdp.stream_shards(f"faulty://{number}.tar"))
