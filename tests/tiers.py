@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # Left out of `make quick`: worker processes and threads, other interpreters, many random examples.
 SLOW = [
+    "test_growth.py",
     "test_one_result.py",
     "test_resume.py",
     "core/test_bulk.py::test_the_order_is_elastic_and_resumable",
@@ -25,6 +26,7 @@ SLOW = [
     "core/test_tracebacks.py::test_an_interrupt_ends_with_the_users_line",
     "core/test_tracebacks.py::test_causes_are_kept_and_shortened",
     "core/test_tracebacks.py::test_workers_send_the_users_line_as_the_last_one",
+    "delivery/test_ranks_apart.py",
     "delivery/test_tail.py",
     "loader/test_receipts_of_streams.py",
     "sources/test_from_table.py::test_batches_with_workers_and_a_copy_of_the_source",

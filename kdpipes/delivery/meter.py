@@ -8,18 +8,20 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kdpipes.core.processes import ForkLock
 from kdpipes.core.sample import Sample
 
 OUTSIDE = -1  # the node for time that belongs to no node
 clock = time.perf_counter
 _SHORTEST_S = 2e-5  # shorter calls are not part of a trace
 _DEEP = 4
+_choosing = ForkLock()
 
 
 class Meter:
     """The clock of one thread. Time counts for the node that was entered last, so that none is counted twice."""
 
-    __slots__ = ("_node", "_room", "_since", "events", "rows")
+    __slots__ = ("_node", "_room", "_since", "events", "rows", "thread")
 
     def __init__(self, num_events: int) -> None:
         self.rows: dict[int, list[float]] = defaultdict(lambda: [0.0, 0, 0])  # seconds, calls, bytes; by node
@@ -27,6 +29,7 @@ class Meter:
         self._room = num_events
         self._node = OUTSIDE
         self._since = clock()
+        self.thread = threading.current_thread()
 
     def run(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function and count its time for `node`, without the calls of other nodes in it."""
@@ -96,8 +99,15 @@ class _ThreadMeter(threading.local):
     """The meter of the current thread."""
 
     def __init__(self, meters: list[Meter], num_events: int) -> None:
-        self.meter = Meter(num_events)
-        meters.append(self.meter)
+        with _choosing.lock:
+            ended = [meter for meter in meters if not meter.thread.is_alive()]
+            if ended:
+                self.meter = ended[0]  # goes on where that thread has stopped, so that there are as many as threads
+                self.meter.thread = threading.current_thread()
+                self.meter.leave_out()
+            else:
+                self.meter = Meter(num_events)
+                meters.append(self.meter)
 
 
 def size_of(value: Any, depth: int = 0) -> int:

@@ -16,6 +16,7 @@ from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Sample
 
 LEFT_OUT: Any = object()
+MOST_SKIPS = 1 << 16  # that are kept
 
 _QUARANTINED = "in quarantine, not tried: "
 _log = logger("kdpipes")
@@ -60,6 +61,12 @@ class Skip:
         _log.log(level, what, self.key, self.batch, self.error)
 
 
+def keep_skip(kept: dict[tuple[Any, ...], Skip], skip: Skip) -> Skip | None:
+    """Add a skip to those that are kept, by their places. Return the oldest one if it is dropped for it."""
+    kept[skip.place] = skip
+    return kept.pop(next(iter(kept))) if len(kept) > MOST_SKIPS else None
+
+
 @contextmanager
 def unrecorded(pipe: Any) -> Iterator[None]:
     """Put no sample into quarantine meanwhile, not even in workers: looking at a chain must not change later runs."""
@@ -87,7 +94,8 @@ class SkipLimits:
         self._handler = handler
         self._num_parts = num_parts
         self._first_batch = first_batch
-        self._places: set[Any] = set()
+        self._recent: dict[tuple[Any, ...], Skip] = {}
+        self._num_skipped = 0
         self._last: Skip | None = None
 
     def count(self, skip: Skip) -> None:
@@ -95,12 +103,12 @@ class SkipLimits:
         self._last = skip
         if skip.is_shard:
             return
-        self._places.add(skip.place)  # a set, because a replaced worker makes its batch again
-        num_skipped = len(self._places)
+        self._num_skipped += skip.place not in self._recent  # a replaced worker makes its batch again
+        keep_skip(self._recent, skip)
         # The ordinal gives the number of samples so far, so that batches need not be counted after `deal`.
         share_here = (skip.batch + 1 - self._first_batch) / (skip.batch + 1)
-        num_seen = max(round((skip.ordinal // self._num_parts + 1) * share_here), num_skipped)
-        self._handler.reject_many(num_skipped, num_seen, skip.key, skip.error)
+        num_seen = max(round((skip.ordinal // self._num_parts + 1) * share_here), self._num_skipped)
+        self._handler.reject_many(self._num_skipped, num_seen, skip.key, skip.error)
 
     def end(self) -> None:
         """End an epoch that has given no batch; raise DataError if all of its samples were skipped."""

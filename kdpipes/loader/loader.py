@@ -35,6 +35,7 @@ from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, ShardingFilter, 
 from kdpipes.core.tracebacks import shorten
 from kdpipes.delivery.dealer import Dealer, fix_ranks
 from kdpipes.delivery.layout import ranks_now
+from kdpipes.delivery.skipping import MOST_SKIPS
 from kdpipes.delivery.state import Checkpointer, Counting, Position, main_part, seed_in
 from kdpipes.loader.autotune import Tuner
 from kdpipes.loader.merge import compare_ranks
@@ -531,8 +532,8 @@ class Loader:
             "wait_share": min(counters.wait_s / busy_s, 1.0),
             "queue_depth": own.queue_depth(),
             "worker_deaths": counters.num_deaths,
-            "skipped_samples": sum(not skip.is_shard for skip in counters.skips.values()),
-            "skipped_shards": sum(skip.is_shard for skip in counters.skips.values()),
+            "skipped_samples": counters.num_skipped[0],
+            "skipped_shards": counters.num_skipped[1],
             "copied_batches": counters.num_copied,
             "slow_batches": counters.num_slow,
             **of_caches,
@@ -558,6 +559,11 @@ class Loader:
         counters, pipes = _needed_own(self.reading_service, "receipt()").counters, self._checkpointer.pipes
         sizes = self._checkpointer.sizes() if self._sizes is None else self._sizes
         skips = counters.skips.values()
+        if counters.delivered.epoch == counters.dropped_skips:
+            raise ChainError(
+                f"A receipt lists what was skipped, but more than {MOST_SKIPS:,} samples were skipped in epoch "
+                f"{counters.dropped_skips}, and only the latest ones are known."
+            )
         return receipt_of(self._dealt_part, counters.delivered, skips, self._ranks, pipes=pipes, sizes=sizes)
 
     def measured(self) -> Measured:
@@ -575,8 +581,8 @@ class Loader:
     def skipped(self) -> list[dict[str, Any]]:
         """The samples that `on_error` skipped: `epoch`, `batch`, `ordinal`, `key`, `error`, `is_shard`, `is_replaced`.
 
-        The entry of a shard stands for all that would have followed in it; its ordinal is how many samples the stream
-        had given before.
+        The latest 65,536 are kept. The entry of a shard stands for all that would have followed in it; its ordinal is
+        how many samples the stream had given before.
         """
         return [skip.as_dict() for skip in self._own.counters.skips.values()] if self._own is not None else []
 

@@ -21,7 +21,7 @@ from kdpipes.core.messages import warn
 from kdpipes.core.registry import shown_name
 from kdpipes.delivery.lanes import Cursor, Cursors, LanePlan, merged
 from kdpipes.delivery.layout import group_ranks
-from kdpipes.delivery.skipping import Skip, SkipLimits
+from kdpipes.delivery.skipping import Skip, SkipLimits, keep_skip
 from kdpipes.delivery.state import Position
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import Row, WorkerTimes
@@ -30,6 +30,7 @@ from kdpipes.loader.worker import Assignment, Worker
 from kdpipes.storage.access import Threads
 
 _MOST_PIECES = 20_000  # of each worker, for a trace
+_MOST_WORKERS = 256  # whose measurements are kept
 _PATIENCE_S = 30.0  # to wait for other ranks without a warning
 _groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # for small messages, by default group
 
@@ -45,7 +46,9 @@ class Counters:
     num_slow: int = 0
     busy_s: float = 0.0  # from the first item asked for to the last one delivered, epoch by epoch
     wait_s: float = 0.0  # of that, the time in which no item was there
-    skips: dict[tuple[Any, ...], Skip] = field(default_factory=dict)  # by their places
+    num_skipped: list[int] = field(default_factory=lambda: [0, 0])  # samples and shards
+    skips: dict[tuple[Any, ...], Skip] = field(default_factory=dict)  # the latest ones, by their places
+    dropped_skips: int = -1  # the last epoch of which not all skips are kept
     banned: dict[str, str] = field(default_factory=dict)  # why samples are left out untried, by key
     times: dict[str, tuple[WorkerTimes, list[Row]]] = field(default_factory=dict)  # by the one that has measured
     delivered: Delivered = field(default_factory=Delivered)  # the batches of the last epoch
@@ -54,11 +57,16 @@ class Counters:
         """Note a sample or shard that was left out, once."""
         if skip.place not in self.skips:
             skip.log()
-        self.skips[skip.place] = skip
+            self.num_skipped[skip.is_shard] += 1
+        dropped = keep_skip(self.skips, skip)
+        if dropped is not None:
+            self.dropped_skips = dropped.epoch
 
     def note_times(self, sender: str, times: WorkerTimes, rows: list[Row]) -> None:
         """Note what a worker has measured so far. It sends each piece of work once: the latest are kept."""
-        kept = self.times[sender][0] if sender in self.times else None
+        kept = self.times.pop(sender)[0] if sender in self.times else None
+        if len(self.times) >= _MOST_WORKERS:
+            del self.times[next(iter(self.times))]
         events = deque(maxlen=_MOST_PIECES) if kept is None else kept.events
         batches = deque(maxlen=_MOST_PIECES) if kept is None else kept.batches
         events.extend(times.events)
@@ -239,11 +247,13 @@ class SameDamage:
 
     def __init__(self, num_workers: int) -> None:
         self._given_up: list[dict[Skip, int]] = [{} for _ in range(num_workers)]
+        self._agreed: dict[tuple[Any, ...], Skip] = {}  # what all have given up; a replaced worker reports it again
         self._done = [-1.0] * num_workers
 
     def note(self, worker: int, number: int, skip: Skip) -> None:
         """Note a shard that a worker has given up, before the batch or item `number` that it comes to next."""
-        self._given_up[worker][skip] = number
+        if skip.place not in self._agreed:
+            self._given_up[worker][skip] = number
 
     def check(self, worker: int, batch: float) -> None:
         """Compare a worker with the others up to a batch; infinity is the end.
@@ -268,6 +278,11 @@ class SameDamage:
                     "Each worker reads the whole stream to make its own batches: samples would be lost and duplicated. "
                     'Resume from the last state, or use `deal(split="lanes")`.'
                 )
+        compared = min(self._done)
+        for skips in self._given_up:
+            for skip in [skip for skip, number in skips.items() if number <= compared]:
+                del skips[skip]
+                keep_skip(self._agreed, skip)
 
 
 def _as_error(error: BaseException) -> Exception:

@@ -104,7 +104,8 @@ class Delivered:
 
     def note_dropped(self, epoch: int, number: int) -> None:
         """Note a batch of which pipes after `deal` have made nothing, or whose samples were all skipped."""
-        self.dropped.add((epoch, number))
+        if not self.given.order:  # of streams, whose epochs may not end, receipts need none
+            self.dropped.add((epoch, number))
 
     def note(self, position: Position) -> None:
         """Note the position after an item that was delivered."""

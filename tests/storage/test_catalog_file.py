@@ -195,10 +195,8 @@ def test_the_local_cache_of_indexes_keeps_to_its_limit(
 @mock.patch.object(catalog, "_BETWEEN_SWEEPS", 1)
 def test_streams_keep_the_local_cache_of_indexes_to_its_limit(tmp_path: Path, cache: Path) -> None:
     shards_of(tmp_path, 0)
-    for path in tmp_path.glob("*.index"):
-        path.unlink()
     with faulty_storage(str(tmp_path)):
-        for number in range(NUM_SHARDS):
+        for number in range(2):
             assert list(kdp.stream_shards(f"faulty://{number}.tar"))
             assert len(list((cache / "indexes").glob("*.index"))) == 1
 
