@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
-import importlib.util
 import json
 import os
 import sys
@@ -22,13 +21,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from kdpipes.core.errors import check_choice, check_count, check_seed, is_number, must_be
+from kdpipes.core.errors import check_seed, must_be
 from kdpipes.core.randomness import hash_key
 from kdpipes.storage.files import pread
 
@@ -101,23 +100,6 @@ class Fault:
     on: RequestKind | None = None
     seconds: float = 0.0
     bytes_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("kind", self.kind, get_args(FaultKind))
-        check_choice("on", self.on, (None, *get_args(RequestKind)))
-        check_count("after", self.after, minimum=0)
-        if self.every is not None:
-            check_count("every", self.every)
-        if self.times is not None:
-            check_count("times", self.times)
-        if self.probability is not None and not (is_number(self.probability) and 0 <= self.probability <= 1):
-            raise ValueError(must_be("probability", "from 0 to 1", self.probability))
-        if self.every is not None and self.probability is not None:
-            raise ValueError("`every` and `probability` cannot be combined. Remove one of them.")
-        if not is_number(self.seconds) or self.seconds < 0 or (self.kind == "latency" and not self.seconds):
-            raise ValueError(must_be("seconds", "a number of seconds above 0", self.seconds))
-        if (self.kind == "slow") != (self.bytes_per_s is not None) or not (self.bytes_per_s or 1) > 0:
-            raise ValueError(must_be("bytes_per_s", "a number above 0 for `slow`, and None else", self.bytes_per_s))
 
     @property
     def is_numbered(self) -> bool:
@@ -361,9 +343,6 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
-        check_choice("errors", errors, get_args(ErrorStyle))
-        if errors == "s3fs" and importlib.util.find_spec("s3fs") is None:
-            raise ImportError("Errors of s3fs need s3fs: `pip install 'kdpipes[s3]'`.")
         given: dict[str, Any] = {"target": target, "faults": faults, "seed": seed, "errors": errors}
         given.update(sleep=sleep, ledger=ledger)
         if not target and mounted is not None:

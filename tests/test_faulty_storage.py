@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import pickle
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +68,6 @@ def test_without_faults_everything_is_as_it_is_below(root: str, tmp_path: Path) 
         storage.cat_file("missing")
 
 
-def test_what_is_written_goes_through(root: str, tmp_path: Path) -> None:
-    storage = FaultyFileSystem(root, faults=[Fault("reset", on="whole")])
-    local = tmp_path.parent / f"{tmp_path.name}.local"
-    local.write_bytes(b"put")
-    storage.makedirs("new/deep", exist_ok=True)
-    storage.pipe_file("new/pipe", b"pipe")
-    storage.put_file(str(local), "new/put")
-    storage.cp_file("new/put", "new/deep/copy")
-    with storage.open("new/open", "wb") as file:
-        file.write(b"open")
-    filesystem, path = fsspec.core.url_to_fs(f"{root}/new")
-    names = {name: filesystem.cat_file(f"{path}/{name}") for name in ("pipe", "put", "deep/copy", "open")}
-    assert names == {"pipe": b"pipe", "put": b"put", "deep/copy": b"put", "open": b"open"}
-    storage.rm_file("new/pipe")
-    storage.rm("new", recursive=True)
-    assert storage.find("") == ["a.bin", "birds/b.bin"]
-
-
 @pytest.mark.parametrize("read", BODIES, ids=["whole", "range", "open", "ranges"])
 @pytest.mark.parametrize(
     ("kind", "error", "number"),
@@ -131,12 +111,6 @@ def test_errors_are_those_of_s3fs_where_that_is_asked_for(root: str) -> None:
             FaultyFileSystem(root, faults=[{"kind": kind}], errors="s3fs").cat_file("a.bin")
         assert caught.type.__name__ == name
         assert isinstance(caught.value, OSError) == (kind not in ("reset", "reset_midway"))
-
-
-def test_errors_of_s3fs_need_s3fs(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"need s3fs: `pip install 'kdpipes\[s3\]'`\.$"):
-        FaultyFileSystem(root, errors="s3fs")
 
 
 def test_a_process_forked_in_a_request_does_not_block_others(tmp_path: Path) -> None:
@@ -223,20 +197,6 @@ def test_requests_and_bytes_are_counted(root: str) -> None:
     ]
 
 
-def test_threads_count_together(root: str) -> None:
-    storage = FaultyFileSystem(root, faults=[Fault("reset", every=5)])
-    barrier = threading.Barrier(4)
-
-    def read(_: int) -> list[bool]:
-        barrier.wait()
-        return outcomes(storage, 25)
-
-    with ThreadPoolExecutor(4) as pool:
-        came = [good for reads in pool.map(read, range(4)) for good in reads]
-    assert came.count(False) == 20
-    assert storage.stats() == (100, 80 * 200, 80 * 200, 79 * 200, {"reset": 20})
-
-
 def _read_by_url(_: int) -> list[bool]:
     filesystem, path = fsspec.core.url_to_fs("faulty://a.bin")
     return outcomes(filesystem, 10, path)
@@ -293,23 +253,3 @@ def test_a_file_system_is_wrapped_with_its_own_paths(tmp_path: Path) -> None:
     storage = FaultyFileSystem(fsspec.filesystem("file"))
     assert storage.cat_file(f"{tmp_path}/a.bin") == CONTENT
     assert storage.find(str(tmp_path)) == [f"{tmp_path}/a.bin"]
-
-
-def test_faults_that_make_no_sense_are_rejected() -> None:
-    rejected: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"kind": "explode"}, ValueError, "`kind` must be one of 'latency', .* but is 'explode' instead"),
-        ({"kind": "reset", "on": "write"}, ValueError, "`on` must be one of"),
-        ({"kind": "reset", "every": 0}, ValueError, "`every` must be an integer of at least 1"),
-        ({"kind": "reset", "times": 0}, ValueError, "`times` must be an integer of at least 1"),
-        ({"kind": "reset", "after": -1}, ValueError, "`after` must be an integer of at least 0"),
-        ({"kind": "reset", "probability": 2}, ValueError, "`probability` must be from 0 to 1"),
-        ({"kind": "reset", "probability": 0.5, "every": 2}, ValueError, "cannot be combined"),
-        ({"kind": "latency"}, ValueError, "`seconds` must be a number of seconds above 0"),
-        ({"kind": "slow"}, ValueError, "`bytes_per_s` must be a number above 0"),
-        ({"kind": "reset", "bytes_per_s": 5}, ValueError, "and None else, but is 5 instead"),
-    ]
-    for arguments, error, words in rejected:
-        with pytest.raises(error, match=words):
-            Fault(**arguments)
-    with pytest.raises(ValueError, match="`errors` must be one of 'builtin', 's3fs'"):
-        FaultyFileSystem("memory://a", errors="boto")  # type: ignore[arg-type]
