@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
-from types import CodeType, FunctionType, MethodType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 
-from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
-from kdpipes.core.fingerprint import attributes_of, hash_value
+from kdpipes.core.fingerprint import hash_value
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import warn
-from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
+from kdpipes.core.torch_pipes import PIPES
 from kdpipes.core.user_code import (
+    GENERATORS,
     MISSING,
     Change,
+    attributes_of,
     globals_read,
-    is_kdpipes,
+    is_global_generator,
     is_users,
     note_changed_attribute,
     note_changed_global,
+    reached_from,
 )
 
 _NUM_LOOKS = 2  # per process: some functions make their generator when they are first called
 _MOST = 100  # objects to watch, and as many globals
-_MOST_REACHED = 20_000  # objects
 _COLLECTIONS = (dict, list, set)
-_MANY = 1000  # entries; of longer collections, the rest is not looked at, and changes inside are not noticed
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-_PIPES = (IterDataPipe, MapDataPipe)
+_MANY = 1000  # entries; changes inside longer collections are not noticed
 
 
 class WatchedCalls:
@@ -96,11 +91,13 @@ class WatchedCalls:
     def _look(self) -> None:
         self._num_looks += 1
         work = [node for node in reversed(Chain.of(self._source)) if not node.traits.is_plan]
-        reached = [(node, name, part) for node in work for name, part in reached_from(node.pipe)]
+        reached = [(node, each.name, each.value) for node in work for each in reached_from(node.pipe, beyond=PIPES)]
         self._generators = [
-            (node.name, name or type(part).__name__, part)
+            (node.name, name, part)
             for node, name, part in reached
-            if isinstance(node.pipe, MapPipe | IterPipe) and isinstance(part, _GENERATORS) and not _is_global(part)
+            if isinstance(node.pipe, MapPipe | IterPipe)
+            and isinstance(part, GENERATORS)
+            and not is_global_generator(part)
         ]
         self._holders = [
             part
@@ -142,11 +139,6 @@ def _is_as_before(value: Any, copied: Any) -> bool:
     return len(one) == len(other) and all(each is before for each, before in zip(one, other, strict=True))
 
 
-def _is_global(generator: Any) -> bool:
-    # NumPy gives its global generator no public name.
-    return generator is np.random.mtrand._rand or generator is torch.default_generator
-
-
 def _state(generator: Any) -> Any:
     """Return data that changes when a generator draws."""
     if isinstance(generator, np.random.Generator):
@@ -154,66 +146,3 @@ def _state(generator: Any) -> Any:
     if isinstance(generator, np.random.RandomState):
         return repr(generator.get_state(legacy=False))
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state().numpy().tobytes()
-
-
-def reached_from(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each object that a pipe, an operation or a function reaches, once, with the name that users know it by.
-
-    Nothing is called. The search follows closures, defaults, globals that the code names, arguments of
-    `functools.partial`, collections, and attributes of objects of the user's own classes; but neither attributes of
-    modules nor other pipes.
-    """
-    seen: dict[int, Any] = {}
-    waiting: list[tuple[str, Any]] = [("", value)]
-    while waiting and len(seen) < _MOST_REACHED:
-        name, part = waiting.pop()
-        if id(part) in seen or (isinstance(part, _PIPES) and part is not value):
-            continue
-        seen[id(part)] = part  # held, so that no other object gets its address
-        yield name, part
-        if not isinstance(part, _GENERATORS):
-            with suppress(Exception):  # an object of a library may run any code when it is looked at
-                waiting += [(inner or name, each) for inner, each in _parts(name, part)]
-
-
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a value refers to, with the names that a user knows."""
-    if isinstance(value, Callback):
-        yield "", value.function
-    elif isinstance(value, functools.partial):
-        yield from (("", value.func), *(("", each) for each in value.args), *value.keywords.items())
-    elif isinstance(value, MethodType):
-        yield from (("", value.__func__), ("", value.__self__))
-    elif isinstance(value, FunctionType):
-        yield from _named_in(value)
-    elif isinstance(value, Mapping):
-        yield from ((str(key), each) for key, each in itertools.islice(value.items(), _MANY))
-    elif isinstance(value, list | tuple | Set):
-        yield from (("", each) for each in itertools.islice(value, _MANY))
-    elif is_users(type(value)):
-        classes = [each for each in reversed(type(value).__mro__) if is_users(each)]
-        members = {name: part for each in classes for name, part in vars(each).items()}
-        attributes = {name: part for name, part in members.items() if isinstance(part, (FunctionType, *_GENERATORS))}
-        attributes |= attributes_of(value)
-        yield from ((f"{name}.{attribute}".lstrip("."), each) for attribute, each in attributes.items())
-    elif is_kdpipes(type(value)):
-        yield from (("", each) for each in attributes_of(value).values())
-
-
-def _named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # a function that calls itself, seen while it is being made
-            continue
-    code, defaults = function.__code__, function.__defaults__ or ()
-    yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
-    yield from (function.__kwdefaults__ or {}).items()
-    for name in _global_names(code):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-
-
-def _global_names(code: CodeType) -> set[str]:
-    inner = (_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*inner)

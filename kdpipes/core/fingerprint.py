@@ -41,9 +41,12 @@ from numpy.typing import NDArray
 from kdpipes.core.callback import Callback
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.shared import PackedStrings, Shared
-from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, ShardingFilter
+from kdpipes.core.torch_pipes import PIPES, ShardingFilter
 from kdpipes.core.user_code import (
     VALUES,
+    attributes_of,
+    closure_of,
+    content_of,
     global_values,
     is_kdpipes,
     is_users,
@@ -57,10 +60,9 @@ _MANY = 1000  # states depend on the length of a longer sequence and on this man
 _SIZE = 20  # bytes of a hash
 _MOST_ROUNDS = 16  # for telling apart the objects of a cycle
 _BLOCK = 1 << 20  # entries per block of an array whose memory is not contiguous
-_PIPES = (IterDataPipe, MapDataPipe)
 _ATTRIBUTES = "\0attributes of "  # how a dictionary of attributes was reached
 _OF_THIS_PROCESS = (
-    *_PIPES,
+    *PIPES,
     ModuleType,
     logging.Logger,
     np.random.Generator,
@@ -109,7 +111,7 @@ def hash_value(value: Any, *, globals: bool, most: int = sys.maxsize) -> tuple[b
         most: The number of entries of a longer sequence that count, besides its length.
     """
     hasher = _Hasher(follows_globals=globals, most=most)
-    if isinstance(value, _PIPES):
+    if isinstance(value, PIPES):
         hasher.upstream = set(map(id, upstream_of(value)))
         value = list(_pipe_parts(value, globals))
     return hasher.hash(value), hasher.unhashed
@@ -230,7 +232,7 @@ class _Hasher:
     def _known_hash(self, value: Any, read_as: str) -> bytes | None:
         """Return the hash of a value that has no parts or cannot be hashed; None if its parts must be hashed."""
         try:
-            if (read_as or self._follows_globals) and isinstance(value, _PIPES) and id(value) not in self.upstream:
+            if (read_as or self._follows_globals) and isinstance(value, PIPES) and id(value) not in self.upstream:
                 return None
             return self._hash_of_leaf(value)
         except Exception:  # such as a dead `weakref.proxy`
@@ -288,7 +290,7 @@ class _Hasher:
     def _parts(self, value: Any, read_as: str) -> Iterator[Any]:
         """Yield the parts that distinguish an object from others of its type."""
         if isinstance(value, Fingerprinted) and not isinstance(
-            value, _PIPES
+            value, PIPES
         ):  # its errors are those of the data, such as a missing file
             yield from (type(value).__qualname__, self._members_of(type(value)))
             yield value.value_fingerprint() if self._follows_globals else value.fingerprint()
@@ -299,7 +301,7 @@ class _Hasher:
             self._note_unhashed(value, read_as)
 
     def _parts_of_other(self, value: Any, read_as: str) -> Iterator[Any]:
-        if isinstance(value, _PIPES):
+        if isinstance(value, PIPES):
             yield from _pipe_parts(value, self._follows_globals)
             yield value.fingerprint() if isinstance(value, Fingerprinted) else None
             yield from (_Read(read_as, source) for source in upstream_of(value))
@@ -334,15 +336,15 @@ class _Hasher:
         elif isinstance(value, BuiltinFunctionType):
             yield from (value.__qualname__, value.__self__)
         elif isinstance(value, CellType):
-            yield _content_of(value)
+            yield content_of(value)
         elif isinstance(value, CodeType):
             yield from (value.co_code, value.co_names, value.co_varnames, *value.co_consts)
         elif isinstance(value, FunctionType):
             yield from (value.__qualname__, value.__code__)
             for defaults in (value.__defaults__, value.__kwdefaults__):
                 yield _Read(f"a default of `{value.__qualname__}`", defaults)
-            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                yield _Read(f"`{name}` of `{value.__qualname__}`", _content_of(cell))
+            for name, content in closure_of(value):
+                yield _Read(f"`{name}` of `{value.__qualname__}`", content)
             if self._follows_globals and is_users_module(value.__globals__.get("__name__") or ""):
                 for name, held in global_values(value):
                     yield from (name, _Read(f"`{name}` of `{value.__qualname__}`", library_of(held) or held))
@@ -429,26 +431,6 @@ def _tensor_parts(tensor: torch.Tensor) -> Iterator[Any]:
     else:
         sparse = tensor.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
         yield from (str(tensor.layout), sparse.indices(), sparse.values())
-
-
-def _content_of(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a recursive function that is still being defined
-        return None
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, including those in slots."""
-    found = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in [slots] if isinstance(slots, str) else slots:
-            is_private = name.startswith("__") and not name.endswith("__")
-            mangled = f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
-            if mangled not in {"__dict__", "__weakref__"} and hasattr(value, mangled):
-                found[mangled] = getattr(value, mangled)
-    return found
 
 
 def settled_attributes(value: Any) -> dict[str, Any]:

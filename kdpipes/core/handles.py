@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping
-from itertools import islice
-from types import FunctionType, GeneratorType, MethodType
+from types import GeneratorType
 from typing import Any, NamedTuple
 
-from torch.utils.data import Dataset
-
 from kdpipes.core.callback import Callback
-from kdpipes.core.fingerprint import attributes_of
 from kdpipes.core.messages import warn
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.shared import Shared
-from kdpipes.core.user_code import is_kdpipes, is_users
+from kdpipes.core.user_code import CARRIERS, GENERATORS, Reached, is_kdpipes, is_users, reached_from
 
-_MOST_OBJECTS, _MOST_ENTRIES = 10_000, 100  # that are looked at, in all and of a collection
 # Classes of open files and connections, by the module that has them if a script has imported it.
 _CONNECTIONS = {
     "av.container": ("InputContainer",),
@@ -40,9 +33,6 @@ _CONNECTIONS = {
 }
 _GENERATORS = {
     "albumentations": ("BaseCompose",),
-    "numpy.random": ("Generator", "RandomState"),
-    "random": ("Random",),
-    "torch": ("Generator",),
 }
 
 
@@ -58,13 +48,6 @@ class Held(NamedTuple):
     name: str
     kind: str
     is_random: bool
-
-
-class _Part(NamedTuple):
-    value: Any
-    name: str
-    is_users: bool  # whether it belongs to a user's object
-    is_data: bool  # whether it belongs to a dataset, whose generators kdpipes does not seed
 
 
 def warn_of_handles(value: Any, *, is_forked: bool) -> None:
@@ -91,20 +74,34 @@ def warn_of_handles(value: Any, *, is_forked: bool) -> None:
 
 def find_handles(value: Any) -> Iterator[Held]:
     """Yield the open files, connections and generators that users' objects hold, in a chain or a function."""
-    connections, generators = _loaded(_CONNECTIONS), _loaded(_GENERATORS)
-    waiting = deque([_Part(value, type(value).__name__, is_users=False, is_data=False)])
-    seen: dict[int, Any] = {}  # values are held, so that no other one gets their address
-    while waiting and len(seen) < _MOST_OBJECTS:
-        part = waiting.popleft()
-        if id(part.value) in seen:
-            continue
-        seen[id(part.value)] = part.value
-        if part.is_users and (isinstance(part.value, connections) or _is_open(part.value)):
-            yield Held(part.name, type(part.value).__name__, is_random=False)
-        elif part.is_data and isinstance(part.value, (*generators, GeneratorType)):
-            yield Held(part.name, type(part.value).__name__, is_random=True)
-        else:
-            waiting.extend(_parts_of(part))
+    connections, generators = _loaded(_CONNECTIONS), (*_loaded(_GENERATORS), *GENERATORS, GeneratorType)
+    for reached in reached_from(value, follows_code=False):
+        part = reached.value
+        if isinstance(part, generators):
+            if any(_is_data(holder.value) for holder in _holders_of(reached)):
+                yield Held(reached.name, type(part).__name__, is_random=True)
+        elif (isinstance(part, connections) or _is_open(part)) and _is_of_user(reached):
+            yield Held(reached.name, type(part).__name__, is_random=False)
+
+
+def _holders_of(reached: Reached) -> Iterator[Reached]:
+    """Yield what holds an object, what holds that, and so on."""
+    while reached.holder is not None:
+        reached = reached.holder
+        yield reached
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether a value is a source that a user wrote, or holds a dataset, whose generators nobody seeds."""
+    is_source = isinstance(value, Pipe) and is_users(type(value)) and value.traits.role == "source"
+    return is_source or isinstance(value, Shared)
+
+
+def _is_of_user(reached: Reached) -> bool:
+    """Return whether a user's object or function holds an object, perhaps in a collection, and not kdpipes itself."""
+    holders = (holder.value for holder in _holders_of(reached))
+    nearest = next((value for value in holders if not isinstance(value, CARRIERS)), None)
+    return isinstance(nearest, Shared | Callback) or (nearest is not None and not is_kdpipes(type(nearest)))
 
 
 def _loaded(classes: Mapping[str, tuple[str, ...]]) -> tuple[type, ...]:
@@ -122,44 +119,3 @@ def _is_open(value: Any) -> bool:
         return file.fileno() >= 0 and (not isinstance(file, io.IOBase) or file.readable())
     except Exception:  # of any class: it is closed, or in memory
         return False
-
-
-def _parts_of(part: _Part) -> Iterator[_Part]:
-    value = part.value
-    if isinstance(value, Shared):
-        yield _Part(value.value, type(value.value).__name__, is_users=True, is_data=True)
-    elif isinstance(value, Callback):
-        yield _Part(value.function, value.name, is_users=True, is_data=part.is_data)
-    elif isinstance(value, Mapping):
-        yield from (part._replace(value=each) for each in islice(value.values(), _MOST_ENTRIES))
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        yield from (part._replace(value=each) for each in islice(value, _MOST_ENTRIES))
-    elif isinstance(value, functools.partial):
-        yield from (part._replace(value=each) for each in (value.func, value.args, value.keywords))
-    elif isinstance(value, MethodType):
-        yield part._replace(value=value.__self__, name=type(value.__self__).__name__)
-    elif isinstance(value, FunctionType):
-        yield from _variables_of(part, value)
-    elif _is_followed(value):
-        yield from _attributes_of(part, value)
-
-
-def _variables_of(part: _Part, function: FunctionType) -> Iterator[_Part]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield part._replace(value=cell.cell_contents, name=f"{name}` of `{function.__name__}")
-        except ValueError:  # it is not defined yet
-            continue
-
-
-def _is_followed(value: Any) -> bool:
-    kind = type(value)
-    return not isinstance(value, type) and (is_kdpipes(kind) or is_users(kind) or isinstance(value, Dataset))
-
-
-def _attributes_of(part: _Part, value: Any) -> Iterator[_Part]:
-    kind = type(value)
-    is_source = isinstance(value, Pipe) and is_users(kind) and value.traits.role == "source"
-    of_user, of_data = not is_kdpipes(kind), part.is_data or is_source
-    for name, each in attributes_of(value).items():
-        yield _Part(each, f"{kind.__name__}.{name}", of_user, of_data)

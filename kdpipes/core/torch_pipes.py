@@ -23,7 +23,10 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.datapipes.map import Shuffler as IndexedShuffler
 from torch.utils.data.datapipes.map.callable import default_fn
 
+PIPES = (IterDataPipe, MapDataPipe)
+
 __all__ = [
+    "PIPES",
     "SHARDING_PRIORITIES",
     "Batcher",
     "Collator",

@@ -1,4 +1,8 @@
-"""Distinguish users' code from libraries, and find the globals and class members that it depends on.
+"""Distinguish users' code from libraries, and find what it depends on: globals, class members, objects that it holds.
+
+`reached_from` is the only search through users' objects. Caches watch the generators and the values that it finds, and
+processes are warned of open files and generators. Hashing (`fingerprint`) visits objects by itself, because it needs
+each part of a value, in an order that keys of existing caches depend on.
 
 Reading a sample may change them: a dataset counts its reads, or a function fills a global dictionary. Keys of caches
 therefore depend on the first values, which are kept per process for as long as the objects live.
@@ -8,21 +12,29 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
+import random
 import sys
 import sysconfig
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
 from importlib import metadata
 from pathlib import PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 MISSING: Any = object()  # the first value of an attribute that did not exist at first
 PLAIN = (bytes, str, bool, int, float, complex, np.generic)
 VALUES = (*PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+CARRIERS = (Mapping, list, tuple, deque, Set, functools.partial, FunctionType, MethodType)  # which hold others' objects
+_MOST_OBJECTS, _MOST_ENTRIES = 20_000, 100  # that are looked at, in all and of a collection
 _LIBRARIES = frozenset(["builtins", "kdpipes", "numpy", "torch"])  # wherever they are, as in a checkout
 _SITE_FOLDERS = frozenset(["site-packages", "dist-packages"])
 _WRAPPERS = (
@@ -144,22 +156,27 @@ def globals_read(function: Any) -> list[tuple[dict[str, Any], str]]:
     namespace = getattr(function, "__globals__", {}) if isinstance(function, FunctionType) else {}
     if not is_users_module(namespace.get("__name__") or "kdpipes"):
         return []
-    return [(namespace, name) for name in dict.fromkeys(path[0] for path in _paths_read(function.__code__))]
+    read, assigned = _globals_of(function.__code__)
+    return [(namespace, name) for name in dict.fromkeys(path[0] for path in read) if name not in assigned]
 
 
 def global_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the names of the globals that a function reads, such as `config.size`, and their values."""
-    for path in _paths_read(function.__code__):
-        if path[0] in function.__globals__:  # not a built-in function
+    """Yield the names of the globals that a function reads, such as `config.size`, and their values.
+
+    Globals that the function itself assigns are left out: they are its state, not its input.
+    """
+    read, assigned = _globals_of(function.__code__)
+    for path in read:
+        if path[0] in function.__globals__ and path[0] not in assigned:  # not a built-in function
             length, value = _resolved(function.__globals__, path)
             yield ".".join(path[:length]), value
 
 
 @functools.lru_cache(maxsize=4096)
-def _paths_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
+def _globals_of(code: CodeType) -> tuple[tuple[tuple[str, ...], ...], frozenset[str]]:
     """Return the globals that code reads, inner functions included, as sorted paths: `config.size`, `helper`.
 
-    Globals that the code itself assigns are left out: they are its state, not its input.
+    The second value is the names of the globals that it assigns.
     """
     read, assigned = set[tuple[str, ...]](), set[str]()
     waiting = [code]
@@ -175,7 +192,7 @@ def _paths_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
                 path = (instruction.argval,) if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
             if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 assigned.add(instruction.argval)
-    return tuple(sorted(path for path in read if path[0] not in assigned))
+    return tuple(sorted(read)), frozenset(assigned)
 
 
 def _resolved(namespace: dict[str, Any], path: tuple[str, ...]) -> tuple[int, Any]:
@@ -195,6 +212,117 @@ def _resolved(namespace: dict[str, Any], path: tuple[str, ...]) -> tuple[int, An
             return length, value
         value = held[name]
     return len(path), value
+
+
+def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Return the closure variables of a function and their values."""
+    return zip(function.__code__.co_freevars, map(content_of, function.__closure__ or ()), strict=True)
+
+
+def content_of(cell: CellType) -> Any:
+    """Return the value of a closure variable; None if it is not bound yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # of a recursive function that is still being defined
+        return None
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, including those in slots."""
+    found = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            is_private = name.startswith("__") and not name.endswith("__")
+            mangled = f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
+            if mangled not in {"__dict__", "__weakref__"} and hasattr(value, mangled):
+                found[mangled] = getattr(value, mangled)
+    return found
+
+
+class Reached(NamedTuple):
+    """An object that users' code reaches.
+
+    Args:
+        value: The object.
+        name: What users know it by: "Rows.file", or "rng` of `jitter" for a variable of a function.
+        holder: The object through which it was reached; None for the first one.
+    """
+
+    value: Any
+    name: str
+    holder: Reached | None
+
+
+def reached_from(value: Any, *, follows_code: bool = True, beyond: tuple[type, ...] = ()) -> Iterator[Reached]:
+    """Yield each object that a pipe, an operation or a function reaches, once, the nearest first.
+
+    Nothing is called. The search follows closures, arguments of `functools.partial`, collections, and attributes of
+    datasets and of objects of kdpipes' and the user's own classes; but no attributes of modules.
+
+    Args:
+        value: Where the search begins.
+        follows_code: Whether to follow the defaults of functions, the globals that their code names, and methods and
+            generators of users' classes.
+        beyond: Classes whose objects are left out, except `value` itself.
+    """
+    seen: dict[int, Any] = {}
+    waiting = deque([Reached(value, type(value).__name__, None)])
+    while waiting and len(seen) < _MOST_OBJECTS:
+        reached = waiting.popleft()
+        part = reached.value
+        if id(part) in seen or (isinstance(part, beyond) and part is not value):
+            continue
+        seen[id(part)] = part  # held, so that no other object gets its address
+        yield reached
+        if isinstance(part, VALUES) and not isinstance(part, Mapping | list | tuple | Set):
+            continue
+        with suppress(Exception):  # an object of a library may run any code when it is looked at
+            waiting += [Reached(each, name or reached.name, reached) for name, each in _parts(part, follows_code)]
+
+
+def _parts(value: Any, follows_code: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a value refers to, with their names; an empty name is that of the value itself."""
+    if isinstance(value, Mapping):
+        yield from (("", each) for each in itertools.islice(value.values(), _MOST_ENTRIES))
+    elif isinstance(value, list | tuple | deque | Set):
+        yield from (("", each) for each in itertools.islice(value, _MOST_ENTRIES))
+    elif isinstance(value, functools.partial):
+        name = getattr(value.func, "__name__", "")
+        yield from (("", value.func), *((name, each) for each in (*value.args, *value.keywords.values())))
+    elif isinstance(value, MethodType):
+        yield from ((type(value.__self__).__name__, value.__self__), ("", value.__func__))
+    elif isinstance(value, FunctionType):
+        named = [*closure_of(value), *(_named_by_code(value) if follows_code else ())]
+        yield from ((f"{name}` of `{value.__name__}", each) for name, each in named)
+    elif is_users(type(value)) or is_kdpipes(type(value)) or isinstance(value, Dataset):
+        attributes = attributes_of(value)
+        if follows_code:
+            attributes = {**_members_of(type(value)), **attributes}
+        yield from ((f"{type(value).__name__}.{name}", each) for name, each in attributes.items())
+
+
+def _named_by_code(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the defaults of a function, and the globals that it reads."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in dict.fromkeys(path[0] for path in _globals_of(code)[0]):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def _members_of(kind: type) -> dict[str, Any]:
+    """Return the functions and generators that users' code defines in a class."""
+    members = {name: part for each in reversed(kind.__mro__) if is_users(each) for name, part in vars(each).items()}
+    return {name: part for name, part in members.items() if isinstance(part, (FunctionType, *GENERATORS))}
+
+
+def is_global_generator(value: Any) -> bool:
+    """Return whether a value is the global generator of NumPy or torch, which kdpipes seeds for each sample."""
+    # NumPy gives its global generator no public name, but its functions are methods of it.
+    numpys: Any = np.random.random
+    return value is numpys.__self__ or value is torch.default_generator
 
 
 class Change(NamedTuple):

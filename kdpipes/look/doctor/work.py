@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,7 +19,8 @@ from kdpipes.core.pipe import fields_of as fields_known
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared, sharing
-from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, Shuffler
+from kdpipes.core.torch_pipes import PIPES, Shuffler
+from kdpipes.core.user_code import GENERATORS, is_global_generator, is_kdpipes, reached_from
 from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.rules import Facts, Wrong, callables_of, contents, rule, selected_names, shrinks
 from kdpipes.look.rendering import bytes_text
@@ -31,7 +31,6 @@ from kdpipes.work.joint import fields_of
 from kdpipes.work.on_error import OnError
 from kdpipes.work.transform import Transformer
 
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _CALLING = ("map", "transform", "add_field")
 _RANDOM = re.compile("rand|shuffle|choice|uniform|normal$")
 _MOVING = re.compile(
@@ -48,7 +47,10 @@ def held_generators(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A callable draws from a generator of its own."""
     for node in reversed(chain):
         for name, function in callables_of(node):
-            if any(isinstance(value, _GENERATORS) for value in _held(function)):
+            if is_kdpipes(type(function)):  # an operation: what it holds is among the callables as well
+                continue
+            held = (each.value for each in reached_from(function, beyond=PIPES))
+            if any(isinstance(value, GENERATORS) and not is_global_generator(value) for value in held):
                 yield (
                     node.name,
                     f"`{name}` holds a random generator of its own.",
@@ -57,24 +59,6 @@ def held_generators(chain: Chain, facts: Facts) -> Iterator[Wrong]:
                     "Take a parameter `rng`, which is the sample's own generator: `def f(x, rng)`, or "
                     "`def __call__(self, sample, rng)` of an operation.",
                 )
-
-
-def _held(function: Any) -> Iterator[Any]:
-    """Yield what a function finds in its closure, defaults and globals, or an object in its attributes."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        yield from getattr(function, "__dict__", {}).values()
-        return
-    owner = getattr(function, "__self__", None)
-    if owner is not None:
-        yield from getattr(owner, "__dict__", {}).values()
-    yield from function.__defaults__ or ()
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # it is not bound yet
-            continue
-    yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
 
 
 @rule("drawn-apart", "warning")
@@ -249,7 +233,7 @@ def unpicklable(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     for node in reversed(chain):
         operation = node.operation
         for name, value in {**vars(node.pipe), **({} if operation is None else vars(operation))}.items():
-            if isinstance(value, IterDataPipe | MapDataPipe) or value is operation:
+            if isinstance(value, PIPES) or value is operation:
                 continue
             value = value.value if isinstance(value, Shared) else value
             if (error := _pickling_error(value)) is not None:
