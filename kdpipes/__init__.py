@@ -16,15 +16,17 @@ from kdpipes._version import __version__ as __version__
 _collects = _gc.isenabled()
 _gc.disable()
 try:
-    from kdpipes.core.display import show_by as _show_by
     from kdpipes.core.errors import closest as _closest
-    from kdpipes.loader import torch_loaders as _torch_loaders  # noqa: F401  # how torch's DataLoader holds chains
+    from kdpipes.core.on_use import fill_slots as _fill_slots
+    from kdpipes.hosts import fsspec as _fsspec  # noqa: F401  # changes in other libraries
+    from kdpipes.hosts import torch as _torch  # noqa: F401
 
     for _pipe in _PIPES:  # a pipe is registered when its module is imported
         for _module in _pipe.homes:
             _import_module(_module)
-    _show_by("kdpipes.look.show", "chain_html", "chain_text")
-    _show_by("kdpipes.look.profile", "loader_html", "show_live")
+    _fill_slots("kdpipes.look.show", "chain_html", "chain_text")
+    _fill_slots("kdpipes.look.profile", "loader_html", "show_live")
+    _fill_slots("kdpipes.hosts.torch", "hold_dealt_chains", "BatchNumbers", "EpochSampler", "NumberedBatches")
 finally:
     if _collects:
         _gc.enable()

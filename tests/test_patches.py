@@ -115,6 +115,40 @@ def test_kdpipes_changes_nothing_else() -> None:
     assert set().union(*found["names"].values()) <= pipes
 
 
+STOCK = """
+import sys
+import kdpipes
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
+
+
+class Own(IterableWrapper):
+    pass
+
+
+def note(frame, event, argument):
+    if frame.f_globals.get("__name__", "").partition(".")[0] == "kdpipes":
+        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+
+lines = []
+sys.setprofile(note)
+for shuffle in (None, True):
+    pipe = Own(range(8)).shuffle().sharding_filter().map(str).batch(2)
+    loader = DataLoader(pipe, batch_size=2, shuffle=shuffle, collate_fn=list)
+    for _ in range(2):
+        assert len(list(loader)) == 2
+assert len(list(DataLoader(SequenceWrapper(range(8)).map(str), batch_size=2))) == 4
+sys.setprofile(None)
+assert lines == []
+"""
+
+
+def test_stock_pipes_in_stock_loaders_run_no_line_of_kdpipes() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", STOCK], check=True, timeout=60)
+
+
 def test_other_changes_are_found() -> None:
     found = changes("fsspec.core:open_files")
     assert "fsspec.core:open_files" in found["attributes"]

@@ -1,10 +1,22 @@
-"""Export names from a package whose modules are imported when the names are first used."""
+"""Modules that are imported on use: for names that a package exports, and for slots that upper layers fill."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
+
+_slots: dict[str, str] = {}
+
+
+def fill_slots(module: str, *names: str) -> None:
+    """Set the module that holds functions which lower layers call. It is imported by the first call."""
+    _slots.update(dict.fromkeys(names, module))
+
+
+def call_slot(name: str, *subjects: Any) -> Any:
+    """Return what the function of a slot makes of its subjects, such as a chain or a loader."""
+    return getattr(import_module(_slots[name]), name)(*subjects)
 
 
 def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

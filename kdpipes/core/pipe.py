@@ -7,10 +7,10 @@ import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kdpipes.core.call_text import CALLED, note_call
-from kdpipes.core.display import shown
 from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.graph import edges_from
+from kdpipes.core.on_use import call_slot
 from kdpipes.core.operation import Operation
 from kdpipes.core.registry import argument_check, other_flavour_hint, own_method, pipe_name
 from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
@@ -169,12 +169,12 @@ class Pipe(Fingerprinted):
         return super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
-        return str(shown("chain_text", self))
+        return str(call_slot("chain_text", self))
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return str(shown("chain_html", self))
+        return str(call_slot("chain_html", self))
 
     def __dir__(self) -> list[str]:
         """Return the pipes that can follow, and the attributes meant for users: no hooks of kdpipes and torch."""

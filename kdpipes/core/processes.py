@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
-from fsspec import AbstractFileSystem
 
 
 @contextmanager
@@ -121,19 +120,3 @@ def _forget() -> None:
 
 
 at_fork(after_in_child=_forget)  # before the hooks of all other modules, which import this one
-
-
-_held: list[Any] = []
-
-
-def _hold(kind: Any = AbstractFileSystem) -> None:
-    """Keep references to fsspec's file systems, so that they are not closed in a forked process, which drops them.
-
-    Closing one there would remove its sockets from the event loop of the parent, which would then wait forever.
-    """
-    _held.extend(getattr(kind, "_cache", {}).values())
-    for special in kind.__subclasses__():
-        _hold(special)
-
-
-at_fork(before=_hold, after_in_parent=_held.clear)

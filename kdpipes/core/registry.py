@@ -99,25 +99,11 @@ def own_method(pipe: Any, name: str) -> Any:
     return None if function is None else functools.partial(function, pipe)
 
 
-def _share_names(base: Any) -> None:
-    """Let other libraries register pipes with names that kdpipes has, too.
-
-    `functional_datapipe` raises an error if a name is taken. Therefore kdpipes gives up its name on all pipes but its
-    own when another library registers it. Nothing else changes.
-    """
-    register_class = base.register_datapipe_as_function.__func__
-
-    @functools.wraps(register_class)
-    def register_datapipe_as_function(cls: Any, function_name: Any, *args: Any, **kwargs: Any) -> None:
-        if base.functions.get(function_name) in _checked_ours.values():
-            del base.functions[function_name]
-        register_class(cls, function_name, *args, **kwargs)
-
-    base.register_datapipe_as_function = classmethod(register_datapipe_as_function)
-
-
-for _base in _BASES.values():
-    _share_names(_base)
+def give_up(name: str, flavour: Flavour) -> None:
+    """Leave the name of a pipe to another library, which is about to register it: kdpipes' own pipes keep theirs."""
+    functions = _BASES[flavour].functions
+    if functions.get(name) in _checked_ours.values():
+        del functions[name]
 
 
 def note_methods(pipe_class: type, *, flavour: Flavour) -> None:

@@ -18,6 +18,7 @@ from kdpipes.core.errors import ChainError, DataError, add_note, check_choice, c
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.on_use import call_slot
 from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import EpochCounter, SampleKey
 from kdpipes.core.registry import pipe_name
@@ -111,6 +112,7 @@ class Dealer(Resumable):
     reads_ahead = True  # whether remote sources prefetch the next batches
 
     def _configure(self, sizing: Layout | Cut, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
+        call_slot("hold_dealt_chains")
         self._sizing, self.uneven = sizing, sizing.uneven  # what happens to a short last batch
         if isinstance(ranks, bool) or ranks not in ("auto", 1):
             hint = "1 gives every rank all batches; another library may then split them between ranks."
@@ -384,6 +386,7 @@ class Dealer(Resumable):
         return {**self.__dict__, _STAMP: stamp()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        call_slot("hold_dealt_chains")  # for a process that has made no chain itself
         self.__dict__.update({name: value for name, value in state.items() if name != _STAMP})
         if _STAMP in state:
             check_stamp(state[_STAMP])

@@ -24,8 +24,8 @@ from itertools import islice
 from typing import Any, Literal, NoReturn, ParamSpec
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.display import shown
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
+from kdpipes.core.on_use import call_slot
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import ForkLock, uninterrupted
 from kdpipes.core.registry import pipe_name
@@ -42,7 +42,6 @@ from kdpipes.loader.merge import compare_ranks
 from kdpipes.loader.profile import Measured, measured
 from kdpipes.loader.receipt import receipt_of
 from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped, check_process
-from kdpipes.loader.torch_loaders import BatchNumbers, EpochSampler, NumberedBatches
 from kdpipes.loader.worker import Seeds, seed_of
 
 Given = ParamSpec("Given")
@@ -195,10 +194,10 @@ class Loader:
         return f"<kdpipes.Loader of {names}; {num_workers} workers{found}>"
 
     def _repr_html_(self) -> str:
-        return str(shown("loader_html", self))
+        return str(call_slot("loader_html", self))
 
     def _ipython_display_(self) -> None:
-        shown("show_live", self)
+        call_slot("show_live", self)
 
     def on_batch(self, listener: Callable[[], None] | None) -> None:
         """Call a function after each delivered batch; None removes the function."""
@@ -206,19 +205,19 @@ class Loader:
             self._own.counters.delivered.listener = listener
 
     @property
-    def dataset(self) -> NumberedBatches:
+    def dataset(self) -> Any:
         """The dataset with which Accelerate and transformers' Trainer skip batches; its length counts samples."""
-        return NumberedBatches(self, None if self._dealer is None else self._dealer.source)
+        return call_slot("NumberedBatches", self, None if self._dealer is None else self._dealer.source)
 
     @property
-    def sampler(self) -> EpochSampler:
+    def sampler(self) -> Any:
         """The sampler on which Lightning calls `set_epoch`."""
-        return EpochSampler(self)
+        return call_slot("EpochSampler", self)
 
     @property
-    def batch_sampler(self) -> BatchNumbers:
+    def batch_sampler(self) -> Any:
         """The numbers of the batches of an epoch; trainers call its `set_epoch`."""
-        return BatchNumbers(self)
+        return call_slot("BatchNumbers", self)
 
     @property
     def batch_size(self) -> int | None:

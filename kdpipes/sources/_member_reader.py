@@ -15,8 +15,7 @@ from kdpipes.core.messages import logger
 from kdpipes.core.order import WINDOW, Order
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.checksum import crc32
-from kdpipes.storage.files import Version
+from kdpipes.storage.files import Version, crc32
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import RangeReader, Span, read_range
 from kdpipes.storage.retries import NUM_TRIES

@@ -19,9 +19,8 @@ from kdpipes.core.sample import Lazy, Sample
 from kdpipes.core.shared import Shared
 from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import IndexRecorder, current_index
-from kdpipes.storage.checksum import crc32
 from kdpipes.storage.decoding import decode_member, version_suffix
-from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
+from kdpipes.storage.files import crc32, file_stamp, forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.remote import RemoteStream, Span, StreamsAhead, read_range
 from kdpipes.storage.retries import NUM_TRIES

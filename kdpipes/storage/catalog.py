@@ -21,10 +21,10 @@ from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads
 from kdpipes.storage.answers import MAX_BYTES, TooLargeError
 from kdpipes.storage.catalog_file import KnownIndexes, cached_index, joined_once, remove_oldest
-from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import (
     Version,
+    crc32,
     if_there,
     make_cache_folder,
     md5_of,

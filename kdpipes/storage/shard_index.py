@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.shared import PackedStrings
-from kdpipes.storage.checksum import crc32
 from kdpipes.storage.columns import Column, joined_column
-from kdpipes.storage.files import Version
+from kdpipes.storage.files import Version, crc32
 from kdpipes.storage.memory import map_file
 
 UNCHECKED = -1  # in place of a checksum that was not computed

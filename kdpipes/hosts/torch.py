@@ -1,11 +1,14 @@
-"""Compatibility with torch's DataLoader and trainers: chains as datasets of a DataLoader, and samplers of a Loader.
+"""Compatibility with torch and trainers: names of pipes, chains as datasets of a DataLoader, samplers of a Loader.
 
 DataLoader wraps a datapipe in an object that only passes its items on, so that trainers find neither `set_epoch` nor a
-state, and mistakes go unnoticed. Therefore the wrappers of kdpipes' chains become objects of the classes below.
+state, and mistakes go unnoticed. Therefore the wrappers of kdpipes' chains become objects of `DealtDataset`. DataLoader
+calls nothing on a datapipe while it wraps it, so the wrapper's class must be changed; this happens when the first chain
+with `deal` is made.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -16,12 +19,33 @@ from torch.utils.data import BatchSampler, Dataset, SequentialSampler, default_c
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import must_be
-from kdpipes.core.torch_pipes import _IterDataPipeSerializationWrapper
+from kdpipes.core.registry import Flavour, give_up
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, _IterDataPipeSerializationWrapper
 from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.state import dealer_before, load_state, state_of
 
 if TYPE_CHECKING:
     from kdpipes.loader.loader import Loader
+
+
+def _share_names(base: Any, flavour: Flavour) -> None:
+    """Let other libraries register pipes with names that kdpipes has, too.
+
+    `functional_datapipe` raises an error if a name is taken. Therefore kdpipes gives up its name on all pipes but its
+    own when another library registers it. Nothing else changes.
+    """
+    register_class = base.register_datapipe_as_function.__func__
+
+    @functools.wraps(register_class)
+    def register_datapipe_as_function(cls: Any, function_name: Any, *args: Any, **kwargs: Any) -> None:
+        give_up(function_name, flavour)
+        register_class(cls, function_name, *args, **kwargs)
+
+    base.register_datapipe_as_function = classmethod(register_datapipe_as_function)
+
+
+_share_names(IterDataPipe, "iter")
+_share_names(MapDataPipe, "map")
 
 
 class DealtDataset(_IterDataPipeSerializationWrapper):
@@ -74,24 +98,23 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
         self.share_epochs(state[1], is_new=False)
 
 
-_wrap_stream: Any = _IterDataPipeSerializationWrapper.__init__
+@functools.cache
+def hold_dealt_chains() -> None:
+    """Let each DataLoader that is made from now on hold a chain with `deal` as a `DealtDataset`."""
+    wrap: Any = _IterDataPipeSerializationWrapper.__init__
 
+    def wrap_chain(wrapper: Any, datapipe: Any) -> None:
+        datapipe = datapipe.chain if isinstance(datapipe, DealtDataset) else datapipe  # as Accelerate wraps it again
+        wrap(wrapper, datapipe)
+        if Chain.of(datapipe).of_type(Dealer):
+            if Chain.of(datapipe).numbering_deal() is not None:
+                # DataLoader does not pass its arguments on: its constructor is the frame above.
+                _check_arguments(sys._getframe(1).f_locals)
+            wrapper.__class__ = DealtDataset
+            ahead: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+            wrapper.share_epochs(ahead, is_new=True)
 
-def _init_stream(self: Any, datapipe: Any) -> None:
-    """Wrap a stream for a DataLoader, whose constructor calls this."""
-    datapipe = datapipe.chain if isinstance(datapipe, DealtDataset) else datapipe  # as Accelerate wraps it again
-    _wrap_stream(self, datapipe)
-    if Chain.of(datapipe).of_type(Dealer):
-        if Chain.of(datapipe).numbering_deal() is not None:
-            _check_arguments(_arguments())
-        self.__class__ = DealtDataset
-        ahead: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self.share_epochs(ahead, is_new=True)
-
-
-def _arguments() -> Mapping[str, Any]:
-    # DataLoader does not pass its arguments to the wrapper, which its constructor makes two frames above.
-    return sys._getframe(2).f_locals
+    _IterDataPipeSerializationWrapper.__init__ = wrap_chain  # type: ignore[method-assign]
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
@@ -104,9 +127,6 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     if size is not None and not takes_one:
         hint = "The chain gives batches already: use `DataLoader(chain, batch_size=None)`."
         raise ValueError(must_be("batch_size", "None", size, hint))
-
-
-_IterDataPipeSerializationWrapper.__init__ = _init_stream  # type: ignore[method-assign]
 
 
 class EpochSampler(SequentialSampler):
