@@ -26,7 +26,8 @@ try:
             _import_module(_module)
     _fill_slots("kdpipes.look.show", "chain_html", "chain_text")
     _fill_slots("kdpipes.look.profile", "loader_html", "show_live")
-    _fill_slots("kdpipes.hosts.torch", "hold_dealt_chains", "BatchNumbers", "EpochSampler", "NumberedBatches")
+    _fill_slots("kdpipes.hosts.torch", "BatchNumbers", "EpochSampler", "NumberedBatches", "hold_dealt_chains")
+    _fill_slots("kdpipes.hosts.torch", "introduce_to_torchdata", "is_shared_out_by_accelerate")
 finally:
     if _collects:
         _gc.enable()

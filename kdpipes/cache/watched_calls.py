@@ -18,12 +18,11 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import warn
 from kdpipes.core.torch_pipes import PIPES
 from kdpipes.core.user_code import (
-    GENERATORS,
     MISSING,
     Change,
     attributes_of,
     globals_read,
-    is_global_generator,
+    is_own_generator,
     is_users,
     note_changed_attribute,
     note_changed_global,
@@ -95,9 +94,7 @@ class WatchedCalls:
         self._generators = [
             (node.name, name, part)
             for node, name, part in reached
-            if isinstance(node.pipe, MapPipe | IterPipe)
-            and isinstance(part, GENERATORS)
-            and not is_global_generator(part)
+            if isinstance(node.pipe, MapPipe | IterPipe) and is_own_generator(part)
         ]
         self._holders = [
             part

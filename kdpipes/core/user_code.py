@@ -153,7 +153,9 @@ def _installed_version(package: str) -> str:
 
 def globals_read(function: Any) -> list[tuple[dict[str, Any], str]]:
     """Return the globals that a user's function reads and does not assign, each as a namespace and a name."""
-    namespace = getattr(function, "__globals__", {}) if isinstance(function, FunctionType) else {}
+    if not isinstance(function, FunctionType):
+        return []
+    namespace = function.__globals__
     if not is_users_module(namespace.get("__name__") or "kdpipes"):
         return []
     read, assigned = _globals_of(function.__code__)
@@ -318,11 +320,11 @@ def _members_of(kind: type) -> dict[str, Any]:
     return {name: part for name, part in members.items() if isinstance(part, (FunctionType, *GENERATORS))}
 
 
-def is_global_generator(value: Any) -> bool:
-    """Return whether a value is the global generator of NumPy or torch, which kdpipes seeds for each sample."""
+def is_own_generator(value: Any) -> bool:
+    """Return whether a value is a random generator other than the global ones, which kdpipes seeds itself."""
     # NumPy gives its global generator no public name, but its functions are methods of it.
     numpys: Any = np.random.random
-    return value is numpys.__self__ or value is torch.default_generator
+    return isinstance(value, GENERATORS) and value not in (numpys.__self__, torch.default_generator)
 
 
 class Change(NamedTuple):

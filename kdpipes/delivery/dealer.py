@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -208,14 +207,14 @@ class Dealer(Resumable):
     def _checked_sharding(self) -> Sharding:
         """Return the sharding of the epoch that begins; raise ChainError if another library splits batches as well."""
         sharding, info = self.sharding(), get_worker_info()
-        if sharding.num_ranks > 1 and _is_shared_out_by_accelerate(self):
+        if sharding.num_ranks > 1 and call_slot("is_shared_out_by_accelerate", self):
             raise ChainError(
                 f"Accelerate splits the batches of this chain between {sharding.num_ranks} ranks, but `deal` splits "
                 "them between ranks as well, so batches would be lost. Use `.deal(..., ranks=1)` with "
                 "`accelerator.prepare(DataLoader(...))` and transformers' Trainer; or use `kdp.Loader(chain)`, which "
                 "reads only this rank's part."
             )
-        if info is not None and info.num_workers > 1 and sharding.num_workers == 1 and _holds(info.dataset, self):
+        if info is not None and info.num_workers > 1 and sharding.num_workers == 1 and holds(info.dataset, self):
             raise ChainError(
                 f"Each of the {info.num_workers} workers would give every batch: torch's DataLoader shards chains, but "
                 f"here a {type(info.dataset).__name__} holds the chain. Use `DataLoader(chain, batch_size=None)`, "
@@ -441,21 +440,6 @@ def fix_ranks(chain: Any) -> Ranks | None:
     return None if is_for_all_ranks else ranks
 
 
-def _is_shared_out_by_accelerate(pipe: Any) -> bool:
-    """Return whether one of Accelerate's loaders has begun an epoch of a chain that holds `pipe`.
-
-    Accelerate's DataLoaderDispatcher reads on rank 0 and sends slices to all ranks; its IterableDatasetShard reads on
-    each rank and keeps a part. Either way, the chain must give every batch.
-    """
-    accelerate: Any = sys.modules.get("accelerate.data_loader")
-    if accelerate is None:
-        return False
-    info, active = get_worker_info(), accelerate.GradientState().active_dataloader
-    if info is not None and isinstance(info.dataset, accelerate.IterableDatasetShard):
-        return _holds(info.dataset, pipe)  # spawned workers do not know which loader is active
-    return active is not None and _holds(active.dataset, pipe)
-
-
-def _holds(dataset: Any, pipe: Any) -> bool:
+def holds(dataset: Any, pipe: Any) -> bool:
     """Return whether a dataset is a chain with `pipe`, or another library's object that holds one."""
     return any(pipe in Chain.of(held) for held in upstream_of(dataset))

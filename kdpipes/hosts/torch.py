@@ -21,7 +21,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import must_be
 from kdpipes.core.registry import Flavour, give_up
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, _IterDataPipeSerializationWrapper
-from kdpipes.delivery.dealer import Dealer
+from kdpipes.delivery.dealer import Dealer, holds
 from kdpipes.delivery.state import dealer_before, load_state, state_of
 
 if TYPE_CHECKING:
@@ -127,6 +127,31 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     if size is not None and not takes_one:
         hint = "The chain gives batches already: use `DataLoader(chain, batch_size=None)`."
         raise ValueError(must_be("batch_size", "None", size, hint))
+
+
+def introduce_to_torchdata(service: type) -> None:
+    """Let DataLoader2 know a class of reading services as its own, if somebody has imported it.
+
+    It saves the state of those alone.
+    """
+    known = sys.modules.get("torchdata.dataloader2.reading_service")
+    if known is not None:
+        known.CheckpointableReadingServiceInterface.register(service)
+
+
+def is_shared_out_by_accelerate(pipe: Any) -> bool:
+    """Return whether one of Accelerate's loaders has begun an epoch of a chain that holds `pipe`.
+
+    Accelerate's DataLoaderDispatcher reads on rank 0 and sends slices to all ranks; its IterableDatasetShard reads on
+    each rank and keeps a part. Either way, the chain must give every batch.
+    """
+    accelerate: Any = sys.modules.get("accelerate.data_loader")
+    if accelerate is None:
+        return False
+    info, active = get_worker_info(), accelerate.GradientState().active_dataloader
+    if info is not None and isinstance(info.dataset, accelerate.IterableDatasetShard):
+        return holds(info.dataset, pipe)  # spawned workers do not know which loader is active
+    return active is not None and holds(active.dataset, pipe)
 
 
 class EpochSampler(SequentialSampler):

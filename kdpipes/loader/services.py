@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import os
 import socket
-import sys
 import threading
 import time
 import weakref
@@ -24,6 +23,7 @@ from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.handles import warn_of_handles
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.messages import warn
+from kdpipes.core.on_use import call_slot
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
 from kdpipes.core.shared import Shared, is_sharing
@@ -62,7 +62,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def __init__(self) -> None:
         self._forget()
-        _introduce_to_torchdata()
+        call_slot("introduce_to_torchdata", ReadingService)
 
     def __del__(self) -> None:
         if uninterrupted is not None:  # at the end of the interpreter, modules may be empty
@@ -108,7 +108,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def initialize(self, datapipe: Any) -> Any:
         """Called by DataLoader2 once: start the workers."""
-        _introduce_to_torchdata()
+        call_slot("introduce_to_torchdata", ReadingService)
         datapipe = datapipe.chain if isinstance(datapipe, Shipped) else datapipe
         ends, chain = main_part(datapipe, has_workers=self.has_workers)
         if any(is_of_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in Chain.of(chain).pipes):
@@ -431,13 +431,6 @@ def check_process(owner: int) -> None:
             f"This iterator belongs to process {owner}, but process {os.getpid()}, forked from it, requests a "
             "batch. Make a loader in this process, or begin a new epoch: `for batch in loader`."
         )
-
-
-def _introduce_to_torchdata() -> None:
-    """Let DataLoader2 know the services as its own, if somebody has imported it: it saves the state of those alone."""
-    known = sys.modules.get("torchdata.dataloader2.reading_service")
-    if known is not None:
-        known.CheckpointableReadingServiceInterface.register(ReadingService)
 
 
 def _check_timeout(timeout_s: Any) -> float | None:

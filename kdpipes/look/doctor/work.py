@@ -20,7 +20,7 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared, sharing
 from kdpipes.core.torch_pipes import PIPES, Shuffler
-from kdpipes.core.user_code import GENERATORS, is_global_generator, is_kdpipes, reached_from
+from kdpipes.core.user_code import is_kdpipes, is_own_generator, reached_from
 from kdpipes.delivery.meter import size_of
 from kdpipes.look.doctor.rules import Facts, Wrong, callables_of, contents, rule, selected_names, shrinks
 from kdpipes.look.rendering import bytes_text
@@ -49,8 +49,7 @@ def held_generators(chain: Chain, facts: Facts) -> Iterator[Wrong]:
         for name, function in callables_of(node):
             if is_kdpipes(type(function)):  # an operation: what it holds is among the callables as well
                 continue
-            held = (each.value for each in reached_from(function, beyond=PIPES))
-            if any(isinstance(value, GENERATORS) and not is_global_generator(value) for value in held):
+            if any(is_own_generator(each.value) for each in reached_from(function, beyond=PIPES)):
                 yield (
                     node.name,
                     f"`{name}` holds a random generator of its own.",
