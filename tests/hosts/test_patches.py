@@ -11,7 +11,7 @@ from typing import Any
 
 from kdpipes._names import PIPES
 
-TRAINERS = Path(__file__).parents[1] / "docs" / "trainers.md"
+TRAINERS = Path(__file__).parents[2] / "docs" / "trainers.md"
 
 # Also listed in docs/trainers.md, under "What kdpipes changes in other libraries".
 PATCHES = [
