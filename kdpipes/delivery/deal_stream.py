@@ -414,7 +414,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         shards = resumable_shards(self.source)
         num_shards = 1 if shards is None else len(range(number, shards.num_shards, plan.num_lanes))
         passes = Passes(begin, num_shards, cursor)
-        return Lane(number, passes, iter(()), plan.piece_size, passes.place, cursor)
+        return Lane(number, passes, iter(()), plan.piece_size, passes.place, cursor, is_endless=True)
 
     def close_kept(self) -> None:
         """Close the files that are kept open for the next epoch, which then opens its shards again."""
@@ -452,7 +452,12 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             self._start_reading(source, begun)
         shards = resumable_shards(source)
         padding = self._endless(plan, number, epoch)
-        return Lane(number, items, padding, plan.piece_size, lambda: None if shards is None else shards.cursor, cursor)
+        is_endless = any(is_of_torchdata(pipe, "Cycler") and pipe.count is None for pipe in Chain.of(source).pipes)
+
+        def place() -> tuple[int, int, int] | None:
+            return None if shards is None else shards.cursor
+
+        return Lane(number, items, padding, plan.piece_size, place, cursor, is_endless=is_endless)
 
     def _start_reading(self, source: Any, begun: list[Shards]) -> None:
         """Start to read the first shard of each source, and add them to `begun`."""

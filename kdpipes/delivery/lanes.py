@@ -19,6 +19,7 @@ from kdpipes.delivery.layout import Sharding
 
 DEFAULT_LANES = 16
 _MAX_EMPTY = 16  # passes of a lane without a sample
+_MAX_AGAIN = 10**8  # samples of a lane without end that are read again to resume it
 
 
 class Cursor(NamedTuple):
@@ -114,6 +115,7 @@ class Lane:
         size: The number of samples in a piece.
         place: Returns where the items stand, as the first three numbers of a cursor; None if no cursor resumes them.
         cursor: Where `items` begin; None for the start of the lane.
+        is_endless: Whether the items have no end.
     """
 
     def __init__(
@@ -124,6 +126,8 @@ class Lane:
         size: int,
         place: Callable[[], tuple[int, int, int] | None],
         cursor: Cursor | None,
+        *,
+        is_endless: bool,
     ) -> None:
         self.number = number
         self.cursor = cursor
@@ -131,10 +135,13 @@ class Lane:
         self.num_batches = 0 if cursor is None else cursor.num_batches
         self._num_taken = size  # of the last piece
         self._padding: list[Any] = []
+        self._is_endless = is_endless
 
     def take(self, batch: int) -> list[Any]:
         """Return the lane's piece of its `batch`-th batch; short or empty at the end of the lane."""
         num_before = max(batch - self.num_batches, 0) * self._size
+        if self._is_endless:
+            _reject_far(num_before)
         deque(islice(self._items, min(num_before, sys.maxsize)), maxlen=0)  # ends with the lane, also for a huge batch
         taken = list(islice(self._items, self._size))
         self.num_batches, self._num_taken = batch + 1, len(taken)
@@ -154,6 +161,15 @@ class Lane:
         """Return samples that pad a piece: always the first ones, so that it can be resumed at any batch."""
         self._padding += islice(self._again, max(number - len(self._padding), 0))
         return [item.fork() if isinstance(item, Sample) else item for item in self._padding[:number]]
+
+
+def _reject_far(num_samples: int) -> None:
+    """Raise DataError if so many samples of a lane would be read again that it would seem to hang."""
+    if num_samples > _MAX_AGAIN:
+        raise DataError(
+            f"To resume the stream, {num_samples:,} samples of one lane would have to be read again. Load a state that "
+            "`state_dict()` returned, unchanged. If the epoch or the batch is right, begin with another epoch."
+        )
 
 
 class Passes(Iterator[Any]):
@@ -177,6 +193,7 @@ class Passes(Iterator[Any]):
         self._items, self._shards = begin(self._pass, None if cursor is None else cursor._replace(shard=shard))
         self._num_taken = 0  # of this pass, where no shards count them
         if self._shards is None and cursor is not None:  # read again, to fill the buffers with the same samples
+            _reject_far(cursor.num_samples)
             self._num_taken = sum(1 for _ in islice(self._items, cursor.num_samples))
         self._num_empty = int(cursor is None) - 1  # the pass of a cursor may have nothing left
         self._is_empty = True
