@@ -3,6 +3,7 @@
 A case is a random chain of the contract test's examples over samples in memory or shards on storage that fails. It is
 read for two epochs without a loader. Then loaders with random services, workers and simulated ranks deliver it, each
 resumed from the state of the one before, while workers are killed, stopped and interrupted. Nothing may be left behind.
+After every second case, data are damaged, replaced and made hostile, or several threads share an iterator: attacks.py.
 
     make soak                      ten minutes
     make soak MINUTES=60 SEED=7    an hour of the cases of that seed
@@ -40,7 +41,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import attacks  # noqa: E402
 
 import kdpipes as kdp  # noqa: E402
 from tests.faulty_storage import Fault, faulty_storage  # noqa: E402
@@ -337,6 +340,15 @@ def run(seed: int, seconds: float, only: int | None) -> int:
                 failures.append(f"seed {seed}, case {number}: {case}\n  {wrong} {dict(left) or ''}")
                 print(failures[-1], file=sys.stderr, flush=True)
                 before |= traces()
+            if table["cases"] % 2 or only is not None:
+                name = list(attacks.ATTACKS)[table["cases"] // 2 % len(attacks.ATTACKS)]
+                table[f"attack: {name}"] += 1
+                result = attacks.run(name, f"{seed}/{number}")
+                table["attack errors"] += result == "error"
+                if result not in ("equal", "error"):
+                    table["differences"] += 1
+                    failures.append(f"seed {seed}/{number}, attack {name}: {result}")
+                    print(failures[-1], file=sys.stderr, flush=True)
     report(seed, time.monotonic() - started, table, resident() - at_first)
     return len(failures)
 
@@ -358,6 +370,8 @@ def report(seed: int, seconds: float, table: Counter[str], grown_by: float) -> N
         "signals sent": shown(table, "signal"),
         "worker deaths": table["worker deaths"],
         "storage faults": shown(table, "storage"),
+        "attacks on data": shown(table, "attack"),
+        "attacks that ended in a `DataError`": table["attack errors"],
         "resumes from a state": table["resumes"],
         "batches compared": table["batches compared"],
         "differences": table["differences"],
