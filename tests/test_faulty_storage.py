@@ -135,16 +135,6 @@ def test_a_file_that_is_fetched_keeps_what_came_before_the_error(root: str, tmp_
     assert (tmp_path / "copy").read_bytes() == CONTENT
 
 
-def test_waiting_is_done_by_what_was_given(root: str) -> None:
-    waits: list[float] = []
-    faults = [Fault("latency", seconds=0.25), Fault("slow", bytes_per_s=100), Fault("timeout", after=2, seconds=9)]
-    storage = FaultyFileSystem(root, faults=faults, sleep=waits.append)
-    assert storage.cat_file("a.bin") == storage.cat_file("a.bin", 0, 200) == CONTENT
-    with pytest.raises(TimeoutError):
-        storage.cat_file("a.bin")
-    assert waits == [0.25, 2.0, 0.25, 2.0, 0.25, 9]
-
-
 def test_an_object_is_replaced_between_requests(root: str) -> None:
     storage = FaultyFileSystem(root, faults=[Fault("new_etag", after=2), Fault("new_size", after=3)])
     seen = [storage.info("a.bin") for _ in range(4)]
@@ -164,22 +154,6 @@ def test_a_schedule_says_which_requests_of_a_path_are_hit(root: str) -> None:
     assert schedule("a.bin", times=1) == [[no, yes, yes, yes, yes, yes]]
     assert schedule("a.bin", on="range") == schedule("a.bin", paths="birds/*") == [[yes] * 6]
     assert schedule("a.bin", "birds/b.bin", paths="*b.bin") == [[yes] * 6, [no] * 6]
-
-
-def test_chance_depends_on_seed_and_requests_of_the_path(root: str) -> None:
-    def chance(seed: int, *, others: int = 0) -> list[bool]:
-        storage = FaultyFileSystem(root, faults=[Fault("reset", probability=0.3)], seed=seed)
-        outcomes(storage, others, "birds/b.bin")
-        return outcomes(storage, 40)
-
-    assert chance(1) == chance(1, others=7) != chance(2)
-    assert 4 <= chance(1).count(False) <= 22
-    damages = [
-        [FaultyFileSystem(root, faults=[Fault("flip_bit")], seed=seed).cat_file("a.bin") for _ in range(2)]
-        for seed in range(3)
-    ]
-    assert all(first == second for first, second in damages)
-    assert len({first for first, _ in damages}) == 3
 
 
 def test_requests_and_bytes_are_counted(root: str) -> None:

@@ -29,6 +29,7 @@ from tests.faulty_storage import faulty_storage
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "security.md"
+RELIABILITY = ROOT / "docs" / "reliability.md"
 
 # By file: the beginning of each sentence of the page, and the test that shows it.
 PROOFS = {
@@ -79,6 +80,7 @@ PROOFS = {
         "A remote file that is read whole": "test_a_file_without_an_end_is_an_error",
     },
     "storage/test_decoding.py": {
+        "A `.npy` file whose header": "test_hostile_npy_files_are_errors_of_the_data",
         "A `.pth` file is an error": "test_pth_files_that_grow_in_memory_are_errors",
     },
     "storage/test_catalog_file.py": {
@@ -135,6 +137,33 @@ PROOFS = {
         "`kdp.from_webdataset(...)`": "test_a_pipe_url_is_left_to_webdataset",
     },
 }
+GUARANTEES = {  # by file: the beginning of each event on the page on reliability, and the test that shows it
+    "delivery/test_faults.py": {
+        "a worker is killed": "test_workers_killed_at_any_moment_change_nothing",
+        "`num_deaths` workers die": "test_a_sample_that_always_kills_is_named_and_left_out",
+        "`max_worker_deaths` workers": "test_the_number_of_successive_deaths_can_be_chosen",
+        "Ctrl-C": "test_ctrl_c_ends_the_workers_and_the_iterator_continues",
+    },
+    "sources/test_stream_shards.py": {"a request to storage": "test_members_that_come_damaged_are_read_again"},
+    "storage/test_answers.py": {"a remote shard or file": "test_a_stream_joins_no_two_versions"},
+    "storage/test_catalog_file.py": {
+        "a corrected shard": "test_a_shard_that_has_changed_since_is_indexed_again",
+        "the labels of shards": "test_a_run_after_another_one_sees_new_labels",
+    },
+    "sources/test_image_folder.py": {"a remote image": "test_a_file_that_stays_cut_is_an_error_and_never_kept"},
+    "storage/test_tar.py": {"the end of a shard": "test_more_zeros_than_end_a_tar_are_an_error"},
+    "delivery/test_lifetimes.py": {
+        "the main process is killed": "test_workers_end_with_their_parent_though_a_child_lives_on",
+        "a forked child": "test_a_forked_child_cannot_go_on_with_an_iterator",
+    },
+    "test_resume.py": {"a state is loaded": "test_a_run_with_changing_workers_equals_one_process"},
+    "delivery/test_absurd_states.py": {
+        "a state is damaged": "test_absurd_entries_are_errors_or_epochs_at_once",
+    },
+    "delivery/test_torchdata_services.py": {"several threads": "test_threads_share_one_iterator"},
+    "delivery/test_ranks_apart.py": {"the ranks of a process": "test_another_epoch_is_an_error_on_all_ranks"},
+    "test_growth.py": {"thousands of epochs": "test_epochs_and_skips_leave_nothing"},
+}
 READS_PICKLES = {  # of users' own chains and callables, and what their processes send each other
     *("callback.py", "services.py", "jobs.py", "shared.py", "buffers.py", "channel.py", "processes.py", "images.py"),
     *("worker_main.py", "checks.py"),
@@ -143,21 +172,23 @@ READS_PICKLES = {  # of users' own chains and callables, and what their processe
 RUNS_CODE = {"_chain_of.py", "folder_watcher.py"}  # the file of the user; itself
 
 
-def sentences() -> list[str]:
-    """Return what the page lists: each point, and each row of its table."""
-    text = PAGE.read_text(encoding="utf-8")
-    rows = [line.strip("| ") for line in text.splitlines() if line.startswith("| ") and not line.startswith("| option")]
+def sentences(page: Path, heading: str) -> list[str]:
+    """Return what a page lists: each point, and each row of the table under a heading."""
+    text = page.read_text(encoding="utf-8")
+    table = text.partition(f"| {heading} |")[2].partition("\n\n")[0]
+    rows = [line.strip("| ") for line in table.splitlines()[2:]]
     return [line[2:] for line in text.splitlines() if line.startswith("- ")] + rows
 
 
-def test_each_sentence_of_the_page_has_a_test() -> None:
-    found = sentences()
-    begins = [begin for proofs in PROOFS.values() for begin in proofs]
+@pytest.mark.parametrize(("page", "heading", "proofs"), [(PAGE, "option", PROOFS), (RELIABILITY, "event", GUARANTEES)])
+def test_each_sentence_of_the_page_has_a_test(page: Path, heading: str, proofs: dict[str, dict[str, str]]) -> None:
+    found = sentences(page, heading)
+    begins = [begin for of_file in proofs.values() for begin in of_file]
     assert [text for text in found if sum(map(text.startswith, begins)) != 1] == []
     assert [begin for begin in begins if not any(text.startswith(begin) for text in found)] == []
-    for file, proofs in PROOFS.items():
+    for file, of_file in proofs.items():
         defined = set(re.findall(r"^def (test_\w+)\(", (ROOT / "tests" / file).read_text(encoding="utf-8"), re.M))
-        assert set(proofs.values()) <= defined, file
+        assert set(of_file.values()) <= defined, file
 
 
 def calls(names: set[str]) -> set[str]:

@@ -134,7 +134,7 @@ def test_the_local_cache_of_indexes_is_listed_without_old_drafts(indexes: Path, 
     assert [path.name for path in indexes.glob(".*")] == [".new.index.0f.part"], "a process may be writing it"
 
 
-def test_the_local_cache_of_indexes_is_cleared_and_no_other_folder(indexes: Path, run: Any, tmp_path: Path) -> None:
+def test_the_local_cache_of_indexes_is_cleared_and_no_other(indexes: Path, run: Any, tmp_path: Path) -> None:
     other = tmp_path / "indexes"
     shutil.copytree(indexes, other)
     assert "There is no cache" in run("cache", "clear", str(other)).err
