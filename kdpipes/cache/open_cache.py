@@ -323,8 +323,8 @@ def clear_cache(place: str, storage_options: Mapping[str, Any] | None = None) ->
 
 def _has_indexes(place: str) -> bool:
     """Return whether a place is the local cache of indexes, and exists."""
-    path = Path(place).expanduser().absolute()
-    return path == cache_folder("indexes").absolute() and path.is_dir()
+    folder = cache_folder("indexes")
+    return place == str(folder) and folder.is_dir()
 
 
 def _store_at(place: str, storage_options: Mapping[str, Any] | None) -> CacheStore:

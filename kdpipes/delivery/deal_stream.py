@@ -453,11 +453,15 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         shards = resumable_shards(source)
         padding = self._endless(plan, number, epoch)
         is_endless = any(is_of_torchdata(pipe, "Cycler") and pipe.count is None for pipe in Chain.of(source).pipes)
-
-        def place() -> tuple[int, int, int] | None:
-            return None if shards is None else shards.cursor
-
-        return Lane(number, items, padding, plan.piece_size, place, cursor, is_endless=is_endless)
+        return Lane(
+            number,
+            items,
+            padding,
+            plan.piece_size,
+            lambda: None if shards is None else shards.cursor,
+            cursor,
+            is_endless=is_endless,
+        )
 
     def _start_reading(self, source: Any, begun: list[Shards]) -> None:
         """Start to read the first shard of each source, and add them to `begun`."""

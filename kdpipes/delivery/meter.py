@@ -29,7 +29,7 @@ class Meter:
         self._room = num_events
         self._node = OUTSIDE
         self._since = clock()
-        self.thread = threading.current_thread()
+        self.thread: threading.Thread
 
     def run(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function and count its time for `node`, without the calls of other nodes in it."""
@@ -100,14 +100,11 @@ class _ThreadMeter(threading.local):
 
     def __init__(self, meters: list[Meter], num_events: int) -> None:
         with _choosing.lock:
-            ended = [meter for meter in meters if not meter.thread.is_alive()]
-            if ended:
-                self.meter = ended[0]  # goes on where that thread has stopped, so that there are as many as threads
-                self.meter.thread = threading.current_thread()
-                self.meter.leave_out()
-            else:
-                self.meter = Meter(num_events)
+            self.meter = next((meter for meter in meters if not meter.thread.is_alive()), None) or Meter(num_events)
+            if self.meter not in meters:
                 meters.append(self.meter)
+            self.meter.thread = threading.current_thread()  # goes on where one that has ended stopped
+        self.meter.leave_out()
 
 
 def size_of(value: Any, depth: int = 0) -> int:

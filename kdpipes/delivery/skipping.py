@@ -61,7 +61,7 @@ class Skip:
         _log.log(level, what, self.key, self.batch, self.error)
 
 
-def keep_skip(kept: dict[tuple[Any, ...], Skip], skip: Skip) -> Skip | None:
+def keep_skip(kept: dict[Any, Skip], skip: Skip) -> Skip | None:
     """Add a skip to those that are kept, by their places. Return the oldest one if it is dropped for it."""
     kept[skip.place] = skip
     return kept.pop(next(iter(kept))) if len(kept) > MOST_SKIPS else None
@@ -94,7 +94,7 @@ class SkipLimits:
         self._handler = handler
         self._num_parts = num_parts
         self._first_batch = first_batch
-        self._recent: dict[tuple[Any, ...], Skip] = {}
+        self._recent: dict[Any, Skip] = {}
         self._num_skipped = 0
         self._last: Skip | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
@@ -46,8 +46,8 @@ class Counters:
     num_slow: int = 0
     busy_s: float = 0.0  # from the first item asked for to the last one delivered, epoch by epoch
     wait_s: float = 0.0  # of that, the time in which no item was there
-    num_skipped: list[int] = field(default_factory=lambda: [0, 0])  # samples and shards
-    skips: dict[tuple[Any, ...], Skip] = field(default_factory=dict)  # the latest ones, by their places
+    num_skipped: Counter[bool] = field(default_factory=Counter)  # by whether it is a shard
+    skips: dict[Any, Skip] = field(default_factory=dict)  # the latest ones, by their places
     dropped_skips: int = -1  # the last epoch of which not all skips are kept
     banned: dict[str, str] = field(default_factory=dict)  # why samples are left out untried, by key
     times: dict[str, tuple[WorkerTimes, list[Row]]] = field(default_factory=dict)  # by the one that has measured
@@ -64,14 +64,13 @@ class Counters:
 
     def note_times(self, sender: str, times: WorkerTimes, rows: list[Row]) -> None:
         """Note what a worker has measured so far. It sends each piece of work once: the latest are kept."""
-        kept = self.times.pop(sender)[0] if sender in self.times else None
+        none = times._replace(events=deque(maxlen=_MOST_PIECES), batches=deque(maxlen=_MOST_PIECES))
+        kept, _ = self.times.pop(sender, (none, rows))
         if len(self.times) >= _MOST_WORKERS:
             del self.times[next(iter(self.times))]
-        events = deque(maxlen=_MOST_PIECES) if kept is None else kept.events
-        batches = deque(maxlen=_MOST_PIECES) if kept is None else kept.batches
-        events.extend(times.events)
-        batches.extend(times.batches)
-        self.times[sender] = times._replace(events=events, batches=batches), rows
+        kept.events.extend(times.events)
+        kept.batches.extend(times.batches)
+        self.times[sender] = times._replace(events=kept.events, batches=kept.batches), rows
 
 
 class Merger:
@@ -182,8 +181,10 @@ class Merger:
             else:
                 self._same_damage.check(place, message.number)
                 item = worker.take()
-                if message.kind is Kind.OVER and not self.position.offset:
-                    self._counters.delivered.note_dropped(self.position.epoch, number)
+                delivered = self._counters.delivered
+                # Of streams, whose epochs may not end, receipts need no numbers of batches without items.
+                if message.kind is Kind.OVER and not self.position.offset and not delivered.given.order:
+                    delivered.dropped.add((self.position.epoch, number))
                 self.position = self.position.after(message)
                 if message.kind is Kind.ITEM:
                     self._is_empty = False
@@ -247,7 +248,7 @@ class SameDamage:
 
     def __init__(self, num_workers: int) -> None:
         self._given_up: list[dict[Skip, int]] = [{} for _ in range(num_workers)]
-        self._agreed: dict[tuple[Any, ...], Skip] = {}  # what all have given up; a replaced worker reports it again
+        self._agreed: dict[Any, Skip] = {}  # what all have given up; a replaced worker reports it again
         self._done = [-1.0] * num_workers
 
     def note(self, worker: int, number: int, skip: Skip) -> None:
@@ -317,19 +318,20 @@ def compare_ranks(chain: Any, position: Position, pipes: list[str]) -> None:
         return
     starts: list[Any] = [None] * ranks.num_ranks
     # Ctrl-C interrupts this thread while it waits for another one, but not while torch waits for other ranks.
-    threads = Threads(1, "kdpipes ranks")
-    request = threads.submit(lambda: dist.all_gather_object(starts, (position[:3], pipes), group=_group()))
+    request = Threads(1, "kdpipes ranks").submit(
+        lambda: dist.all_gather_object(starts, (position[:3], pipes), group=_group())
+    )
     if not wait([request], _PATIENCE_S).done:
         warn(
             f"Rank {ranks.rank} has waited {_PATIENCE_S:g} s for the other ranks to begin an epoch. If only this rank "
             "reads the chain, use `deal(..., ranks=1)`."
         )
     request.result()
-    (epoch, batch, offset), chain_of_first = starts[0]
+    first, chain_of_first = starts[0]
     for rank, (begun, pipes_there) in enumerate(starts):
-        if begun != (epoch, batch, offset):
+        if begun != first:
             raise RuntimeError(
-                f"Rank 0 begins epoch {epoch} at batch {batch}, but rank {rank} begins epoch {begun[0]} at batch "
+                f"Rank 0 begins epoch {first[0]} at batch {first[1]}, but rank {rank} begins epoch {begun[0]} at batch "
                 f"{begun[1]}, so that samples would be lost and duplicated. Call `set_epoch` with the same number on "
                 "all ranks, or load the same state, and begin each epoch on all ranks."
             )

@@ -102,11 +102,6 @@ class Delivered:
         elif position.number or position.epoch == self.epoch:
             self.epoch, self.first, self.stop, self.given = position.epoch, position.number, position.number, Given()
 
-    def note_dropped(self, epoch: int, number: int) -> None:
-        """Note a batch of which pipes after `deal` have made nothing, or whose samples were all skipped."""
-        if not self.given.order:  # of streams, whose epochs may not end, receipts need none
-            self.dropped.add((epoch, number))
-
     def note(self, position: Position) -> None:
         """Note the position after an item that was delivered."""
         if position.epoch != self.epoch:

@@ -200,7 +200,7 @@ def _keep(url: str, index: ShardIndex) -> None:
         make_cache_folder(path.parent)
         replace_file(path, index.to_bytes())
         if next(_num_kept) % _BETWEEN_SWEEPS == 0:
-            remove_oldest(path)
+            remove_oldest(path.parent)
     except OSError as error:  # the cache may be read-only
         _log.info("%s", masked(f"The index of {url} cannot be kept as {str(path)!r}: {error}"))
 

@@ -57,7 +57,8 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
         with suppress(OSError):
             make_cache_folder(path.parent)
             stack.enter_context(locked(path.with_suffix(".lock")))
-            _remove_drafts(path)
+            for draft in path.parent.glob(f".{path.name}.*.part"):  # of a process that was killed under the lock
+                draft.unlink()
         joined: Catalog | None = None
         try:
             joined = Catalog.from_file(path) if path.exists() else None
@@ -72,7 +73,8 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
                 joined = Catalog.from_file(path)
             except OSError:  # without a note, so that other processes do not take an older file for this one
                 return joined
-            remove_oldest(path)
+            with suppress(OSError):
+                remove_oldest(path.parent)
         with suppress(OSError):
             os.utime(path)  # it is not one of the oldest
             replace_file(note, f"{socket.gethostname()} {time.time()}".encode())
@@ -85,12 +87,6 @@ def _is_seen_since(note: Path, asked: float) -> bool:
         host, _, seen = note.read_text(encoding="utf-8").rpartition(" ")
         return host == socket.gethostname() and float(seen) >= asked
     return False
-
-
-def _remove_drafts(path: Path) -> None:
-    """Remove what killed processes have left of a file that is written under a lock."""
-    for draft in path.parent.glob(f".{path.name}.*.part"):
-        draft.unlink(missing_ok=True)
 
 
 def kept_indexes(folder: Path) -> list[tuple[float, int, Path]]:
@@ -109,17 +105,14 @@ def kept_indexes(folder: Path) -> list[tuple[float, int, Path]]:
     return sorted(files)
 
 
-def remove_oldest(path: Path) -> None:
-    """Remove the least recently used indexes from the local cache, except `path`, until it keeps to its limit."""
-    files = kept_indexes(path.parent)
+def remove_oldest(folder: Path) -> None:
+    """Remove the least recently used files from the local cache of indexes until it keeps to its limit."""
+    files = kept_indexes(folder)
     excess = sum(size for _, size, _ in files) - _MAX_BYTES
-    for _, size, file in files:
-        if excess <= 0:
-            return
-        if file != path:
-            with suppress(OSError):
-                file.unlink()
-                excess -= size
+    for _, size, file in files[:-1]:
+        if excess > 0:
+            file.unlink(missing_ok=True)
+            excess -= size
 
 
 def forget_joined() -> None:
