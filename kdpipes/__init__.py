@@ -24,6 +24,8 @@ try:
     for _pipe in _PIPES:  # a pipe is registered when its module is imported
         for _module in _pipe.homes:
             _import_module(_module)
+    _fill_slots("kdpipes.look.peek", "Peek")
+    _fill_slots("kdpipes.look.pictures", "image_png")
     _fill_slots("kdpipes.look.show", "chain_html", "chain_text")
     _fill_slots("kdpipes.look.profile", "loader_html", "show_live")
     _fill_slots("kdpipes.hosts.torch", "BatchNumbers", "EpochSampler", "NumberedBatches", "hold_dealt_chains")

@@ -144,6 +144,21 @@ def test_a_notebook_may_replace_its_own_pipe() -> None:
     assert source.sentence_dim(by=2) == SequenceWrapper([1]).sentence_dim(by=2) == "function by 2"
 
 
+def test_torchs_own_decorator_replaces_and_is_replaced_in_a_notebook() -> None:
+    def numbered(number: int) -> Any:
+        class Numbered(IterDataPipe[Any]):
+            def __init__(self, source_datapipe: Any) -> None:
+                self.number = number
+
+        return of_notebook(Numbered)
+
+    ours, stock = kdp.from_dataset([(1, 0)]).deal(batch_size=1), IterableWrapper([1])
+    by_torch, by_kdpipes = functional_datapipe("sentence_six"), kdp.functional_pipe("sentence_six", flavour="iter")
+    for number, decorate in enumerate([by_torch, by_torch, by_kdpipes, by_kdpipes, by_torch]):
+        decorate(numbered(number))
+        assert ours.sentence_six().number == stock.sentence_six().number == number
+
+
 @pytest.mark.parametrize("name", ["oversample", "batch"])
 def test_a_notebook_replaces_no_pipe_of_kdpipes_or_torch(name: str) -> None:
     with pytest.raises(ValueError, match=r"is already registered|already belongs to torch"):

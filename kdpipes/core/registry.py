@@ -44,13 +44,14 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
     """Make `function(source_datapipe, ...)` callable as `source_datapipe.name(...)`.
 
     The same definition may be registered again, as by a reloaded module. In a notebook or a script (`__main__`),
-    another definition replaces the earlier one. If another library has registered a name of kdpipes, pipes other than
-    kdpipes' own keep that library's method.
+    another definition replaces the earlier one, also one by torch's `functional_datapipe`. If another library has
+    registered a name of kdpipes, pipes other than kdpipes' own keep that library's method.
 
     Raises:
         ValueError: Another pipe or method has that name.
     """
     reject_taken(name, function, flavour=flavour)
+    give_up(name, function, flavour)
     checked = _checked(name, function)
     if not _is_of_others(name, flavour):
         _BASES[flavour].register_function(name, checked)
@@ -69,7 +70,8 @@ def reject_taken(name: str, function: Callable[..., Any], *, flavour: Flavour) -
         if _place(known) != _place(function) and not _is_of_main(known, function):
             raise ValueError(f"`.{name}()` is already registered by {_place(known)}. Rename {_place(function)}.")
         return
-    if hasattr(_BASES[flavour], name) or (_is_of_others(name, flavour) and not is_kdpipes(function)):
+    is_free = is_kdpipes(function) or _is_of_main(_stock_class(_BASES[flavour].functions.get(name)), function)
+    if hasattr(_BASES[flavour], name) or (_is_of_others(name, flavour) and not is_free):
         raise ValueError(f"`.{name}()` already belongs to {_owner(name, flavour)}. Rename {_place(function)}.")
     if name in _methods[flavour]:
         raise ValueError(f"`.{name}()` is a method of kdpipes' own pipes. Rename {_place(function)}.")
@@ -99,11 +101,17 @@ def own_method(pipe: Any, name: str) -> Any:
     return None if function is None else functools.partial(function, pipe)
 
 
-def give_up(name: str, flavour: Flavour) -> None:
-    """Leave the name of a pipe to another library, which is about to register it: kdpipes' own pipes keep theirs."""
+def give_up(name: str, function: Any, flavour: Flavour) -> None:
+    """Leave the name of a pipe to a new function, also of another library: kdpipes' own pipes keep theirs.
+
+    In `__main__`, a new definition replaces an earlier one.
+    """
     functions = _BASES[flavour].functions
-    if functions.get(name) in _checked_ours.values():
+    registered = functions.get(name)
+    if registered in _checked_ours.values() or _is_of_main(_stock_class(registered), function):
         del functions[name]
+    if _is_of_main(_ours.get((name, flavour)), function):
+        del _ours[name, flavour], _checked_ours[name, flavour]
 
 
 def note_methods(pipe_class: type, *, flavour: Flavour) -> None:

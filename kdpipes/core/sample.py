@@ -13,6 +13,7 @@ import numpy as np
 
 from kdpipes.core import activity
 from kdpipes.core.errors import ChainError, MissingMemberError, add_note, must_be, reject_field
+from kdpipes.core.on_use import call_slot
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
 from kdpipes.core.secrets import printable
 from kdpipes.core.tracebacks import shorten
@@ -394,6 +395,9 @@ class Sample(MutableMapping[str, Any]):
         shown = {name: self[name] if value.is_loaded else UNLOADED for name, value in self._fields.items()}
         fields = ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
         return printable(f"Sample({self.key!r}, {fields})")
+
+    def _repr_html_(self) -> str:
+        return str(call_slot("Peek", [self], None, 1)._repr_html_())
 
     def __reduce__(self) -> tuple[Any, ...]:
         origin = self._origin

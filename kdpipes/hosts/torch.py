@@ -32,14 +32,17 @@ def _share_names(base: Any, flavour: Flavour) -> None:
     """Let other libraries register pipes with names that kdpipes has, too.
 
     `functional_datapipe` raises an error if a name is taken. Therefore kdpipes gives up its name on all pipes but its
-    own when another library registers it. Nothing else changes.
+    own when another library registers it, and a new definition in `__main__` replaces an earlier one. Nothing else
+    changes.
     """
     register_class = base.register_datapipe_as_function.__func__
 
     @functools.wraps(register_class)
-    def register_datapipe_as_function(cls: Any, function_name: Any, *args: Any, **kwargs: Any) -> None:
-        give_up(function_name, flavour)
-        register_class(cls, function_name, *args, **kwargs)
+    def register_datapipe_as_function(
+        cls: Any, function_name: Any, cls_to_register: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        give_up(function_name, cls_to_register, flavour)
+        register_class(cls, function_name, cls_to_register, *args, **kwargs)
 
     base.register_datapipe_as_function = classmethod(register_datapipe_as_function)
 
@@ -202,11 +205,12 @@ class NumberedBatches(Dataset[Any]):
 
     Args:
         loader: The loader.
+        chain: The loader's chain.
         source: The source of its `deal`, if it has one.
     """
 
-    def __init__(self, loader: Loader, source: Any) -> None:
-        self._loader, self._source = loader, source
+    def __init__(self, loader: Loader, chain: Any, source: Any) -> None:
+        self._loader, self.chain, self._source = loader, chain, source
         self._batches: Iterator[Any] = iter(())
         self._next = -1
 

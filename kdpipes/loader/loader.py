@@ -207,7 +207,8 @@ class Loader:
     @property
     def dataset(self) -> Any:
         """The dataset with which Accelerate and transformers' Trainer skip batches; its length counts samples."""
-        return call_slot("NumberedBatches", self, None if self._dealer is None else self._dealer.source)
+        source = None if self._dealer is None else self._dealer.source
+        return call_slot("NumberedBatches", self, self._chain, source)
 
     @property
     def sampler(self) -> Any:
@@ -573,7 +574,10 @@ class Loader:
         """
         own = self._own
         if own is None or not own.is_profiled:
-            raise ValueError("The loader does not measure: make it with `kdp.Loader(pipe, ..., profile=True)`.")
+            raise ValueError(
+                "The loader does not measure: make it with `kdp.Loader(pipe, ..., profile=True)`, or run its chain, "
+                "`kdp.profile(pipe)`."
+            )
         return measured(self._chain, own)
 
     @property

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,11 +15,15 @@ from PIL import Image
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_names, check_seed
 from kdpipes.core.iter_pipe import IterPipe
-from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.pipe import a_datapipe, form_of
+from kdpipes.core.map_pipe import MapPipe, item_at
+from kdpipes.core.pipe import form_of
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.collate_samples import split_ctx
+from kdpipes.delivery.dealer import Dealer
+from kdpipes.delivery.skipping import unrecorded
+from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.look.pictures import (
     check_normalization,
     image_grid,
@@ -25,24 +32,101 @@ from kdpipes.look.pictures import (
 )
 from kdpipes.look.rendering import class_name
 
+BATCH_SIZE = 16  # of a chain without `deal`, which has none
 
-def dealer_of(chain: Any) -> Any:
-    """Return the `deal` of a chain."""
-    found = Chain.of(chain).deal
+
+@runtime_checkable
+class _Loads(Protocol):
+    """A `Loader`, or torch's DataLoader."""
+
+    dataset: Any
+
+
+@runtime_checkable
+class _HoldsChain(Protocol):
+    """The dataset of such a loader."""
+
+    chain: Any
+
+
+@runtime_checkable
+class _Threaded(Protocol):
+    """A stock pipe with threads."""
+
+    def shutdown(self) -> None: ...
+
+
+def find_chain(subject: Any) -> Any:
+    """Return the chain, if the subject is one or a loader of one; None for anything else."""
+    if isinstance(subject, _Loads) and not isinstance(subject, IterDataPipe | MapDataPipe):
+        subject = subject.dataset
+        subject = subject.chain if isinstance(subject, _HoldsChain) else subject
+    return subject if isinstance(subject, IterDataPipe | MapDataPipe) else None
+
+
+def chain_in(subject: Any, view: str) -> Any:
+    """Return the chain, if the subject is one or a loader of one. Raise TypeError for anything else.
+
+    Args:
+        subject: What the user has passed.
+        view: The function that needs a chain, for the error.
+    """
+    chain = find_chain(subject)
+    if chain is None:
+        raise TypeError(
+            f"`source_datapipe` must be a chain or a loader, but is a {type(subject).__name__} instead. A batch does "
+            f"not hold its chain: write `{view}(chain)`, as in `{view}(kdp.image_folder(folder))`."
+        )
+    return chain
+
+
+@contextmanager
+def looking(pipe: Any) -> Iterator[Iterator[Any]]:
+    """Yield the items that a chain makes next, in this process and without `to_device`.
+
+    A copy of the chain makes them. Its epochs and the global generators do not change, and no sample is quarantined.
+    """
+    while isinstance(pipe, DeviceMoverIterDataPipe):
+        pipe = pipe.source
+    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        with unrecorded(pipe):
+            if isinstance(pipe, MapDataPipe):
+                yield (item_at(pipe, index) for index in range(len(pipe)))
+                return
+            copied: Any = Chain.of(pipe).copy_streams()
+            chain = Chain.of(copied)
+            for dealer in chain.of_type(Dealer):
+                dealer.reads_ahead = False
+            items = iter(copied)
+            with closing(items) if hasattr(items, "close") else nullcontext():
+                yield items
+            for threaded in chain.pipes:
+                if isinstance(threaded, _Threaded):
+                    threaded.shutdown()
+    finally:
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+        torch.set_rng_state(generators[2])
+
+
+def dealer_of(subject: Any) -> Any:
+    """Return the `deal` of a chain or of a loader."""
+    found = Chain.of(chain_in(subject, "replay_grid")).deal
     if found is None:
         raise ChainError("The chain has no batches. End it with `.deal(batch_size=...)`.")
     return found.pipe
 
 
-def names_of(chain: Any) -> ItemForm | None:
-    """Return the form that `select` has given the items; None without `select`."""
-    return next((form for form in map(form_of, Chain.of(chain).pipes) if form is not None), None)
-
-
-def class_names_of(chain: Any) -> tuple[str, ...] | None:
-    """Return the names of the classes 0, 1, ..., if the chain knows them."""
-    nearest = next(iter(Chain.of(chain).of_type(MapPipe, IterPipe)), None)
-    return None if nearest is None else nearest.class_names()
+def names_of(chain: Any) -> tuple[ItemForm | None, tuple[str, ...] | None]:
+    """Return the form that `select` has given the items of a chain, and the names of its classes; None if unknown."""
+    if chain is None:
+        return None, None
+    pipes = Chain.of(chain)
+    form = next((form for form in map(form_of, pipes.pipes) if form is not None), None)
+    for nearest in pipes.of_type(MapPipe, IterPipe):
+        return form, nearest.class_names()
+    return form, None
 
 
 def fields_of(item: Any, form: ItemForm | None = None) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -103,10 +187,11 @@ def show_batch(
     values are rescaled, from black (minimum) to white (maximum).
 
     Args:
-        batch: What a chain or a loader yields: `(x, y)`, `((x, y), ctx)`, a dictionary, or a list of samples or tuples;
-            or images `[B, C, H, W]`, one image `[C, H, W]`, or a list of images of any kind. Mixed labels
+        batch: A chain or a loader, whose first batch is shown, or the first 16 samples without `deal`; neither of them
+            advances. Or what it yields: `(x, y)`, `((x, y), ctx)`, a dictionary, or a list of samples or tuples; or
+            images `[B, C, H, W]`, one image `[C, H, W]`, or a list of images of any kind. Mixed labels
             `[B, num_classes]` are shown with their shares.
-        source_datapipe: The chain that yielded the batch. It provides the names of fields and classes.
+        source_datapipe: The chain or the loader that yielded the batch. It provides the names of fields and classes.
         class_names: The names of the classes 0, 1, ..., instead of those of the chain.
         mean: The mean, one number or one for each channel.
         std: The standard deviation, one number or one for each channel.
@@ -119,18 +204,27 @@ def show_batch(
 
     Raises:
         TypeError: The batch holds no images.
+        ChainError: The chain yields nothing.
 
     Example:
         >>> x, y = torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 0])
         >>> kdp.show_batch((x, y), class_names=["heron", "stork"], tile=32).size
         (96, 46)
     """
-    names = None if source_datapipe is None else names_of(a_datapipe(source_datapipe))
-    labels_of = check_names("class_names", class_names)
-    if source_datapipe is not None and labels_of is None:
-        labels_of = class_names_of(source_datapipe)
     normalization = check_normalization(mean, std)
-    values, _ = columns_of(batch, names)
+    chain = find_chain(batch)
+    if chain is not None:
+        is_dealt = Chain.of(chain).deal is not None
+        with looking(chain) as items:
+            batch = list(islice(items, 1 if is_dealt else BATCH_SIZE))
+        if not batch:
+            raise ChainError("The chain yields nothing. Look at `len(pipe)` after each filter.")
+        batch = batch[0] if is_dealt else batch
+    elif source_datapipe is not None:
+        chain = chain_in(source_datapipe, "kdp.show_batch")
+    form, known_names = names_of(chain)
+    labels_of = check_names("class_names", class_names) or known_names
+    values, _ = columns_of(batch, form)
     images, labels = _images(values), values.get("y")
     if labels is None:
         labels = next((value for value in values.values() if _are_labels(value, len(images))), None)
@@ -156,14 +250,12 @@ def _images(values: Mapping[str, Any]) -> list[Any]:
             return [value]
         if isinstance(value, tuple) and value and all(getattr(view, "ndim", 0) == 4 for view in value):
             return list(zip(*value, strict=True))
-        if isinstance(value, list) and value and all(_is_image_or_views(image) for image in value):
-            return value
+        if isinstance(value, list) and value:
+            views = [view for image in value for view in (image if isinstance(image, tuple) else [image])]
+            if views and all(map(is_image, views)):
+                return value
     shown = ", ".join(f"{name}: {type(value).__name__}" for name, value in values.items())
     raise TypeError(f"`batch` must hold images, [B, C, H, W] or a list of them, but holds {shown}.")
-
-
-def _is_image_or_views(value: Any) -> bool:
-    return is_image(value) or (isinstance(value, tuple) and bool(value) and all(map(is_image, value)))
 
 
 def _are_labels(value: Any, size: int) -> bool:
@@ -197,7 +289,7 @@ def replay_grid(
     rescaled, from black (minimum) to white (maximum).
 
     Args:
-        source_datapipe: A chain with `deal`.
+        source_datapipe: A chain with `deal`, or its loader.
         seed: The seed of the epoch; by default, that of `deal`.
         epoch: The epoch number, from 0.
         batch: The batch number, from 0.

@@ -15,8 +15,8 @@ from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_count, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted
-from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.secrets import printable
+from kdpipes.look.batch import chain_in
 from kdpipes.look.rendering import class_name
 from kdpipes.look.show import COLORS, NodeView, length_text, views_of
 from kdpipes.plan.class_counts import class_counts
@@ -131,7 +131,7 @@ def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
     Only the labels, field `y`, are read.
 
     Args:
-        source_datapipe: An indexed chain, with or without `deal`.
+        source_datapipe: An indexed chain, with or without `deal`, or a loader of one.
         max_classes: The largest number of classes to show. The classes with the most samples are shown, the others
             counted.
 
@@ -147,7 +147,14 @@ def plot_classes(source_datapipe: Any, *, max_classes: int = 50) -> Figure:
         <4 samples of 2 classes, and 6 after the plan, 640x114; `.save('figure.svg')` writes it>
     """
     check_count("max_classes", max_classes)
-    end = next((node for node in reversed(Chain.of(source_datapipe)) if isinstance(node.pipe, MapPipe)), None)
+    end = next(
+        (
+            node
+            for node in reversed(Chain.of(chain_in(source_datapipe, "kdp.plot_classes")))
+            if isinstance(node.pipe, MapPipe)
+        ),
+        None,
+    )
     if end is None:
         raise ChainError(
             "`plot_classes` needs an indexed (map-style) chain, because the classes of a stream are unknown until it "
@@ -198,7 +205,7 @@ def draw(source_datapipe: Any) -> Figure:
     Nothing remote is opened, no sample is read, and no epoch begins.
 
     Args:
-        source_datapipe: Any pipe, including stock pipes.
+        source_datapipe: Any pipe, including stock pipes, or a loader.
 
     Returns:
         A figure, which notebooks show. Its method `save("chain.svg")` writes it; `save("chain.dot")` writes the graph
@@ -209,7 +216,7 @@ def draw(source_datapipe: Any) -> Figure:
         >>> kdp.draw(birds.mix(pets).deal(batch_size=2))
         <chain of from_dataset, from_dataset, mix, deal, 556x240; `.save('figure.svg')` writes it>
     """
-    views = views_of(a_datapipe(source_datapipe), find_out=True)
+    views = views_of(chain_in(source_datapipe, "kdp.draw"), find_out=True)
     numbers = {view: number for number, view in enumerate(views)}
     places, lines = layout_of([[numbers[source] for source in view.sources] for view in views])
     taken = [*places, *(place for ends in lines for line in ends for place in line)]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import base64
-import io
-import random
 from collections.abc import Iterator, Mapping
-from contextlib import closing, nullcontext, suppress
-from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +13,10 @@ from PIL import Image
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count
-from kdpipes.core.map_pipe import item_at
 from kdpipes.core.messages import counted
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.core.secrets import printable, safe_text
-from kdpipes.core.torch_pipes import MapDataPipe
-from kdpipes.delivery.dealer import Dealer
-from kdpipes.delivery.skipping import unrecorded
-from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
 _SIDE = 96  # of a thumbnail
@@ -39,18 +30,17 @@ class Peek:
 
     Args:
         items: The items, as the chain yields them.
-        source_datapipe: The chain.
+        source_datapipe: The chain; None if it is unknown.
         num_shown: The number of images of a batch to show.
     """
 
     def __init__(self, items: list[Any], source_datapipe: Any, num_shown: int) -> None:
         # Imported on use, here and below: what draws pictures and HTML need not be imported with every pipe.
-        from kdpipes.look.batch import class_names_of, fields_of, names_of
+        from kdpipes.look.batch import fields_of, names_of
 
         self.items = items
         self._num_shown = num_shown
-        self._class_names = class_names_of(source_datapipe)
-        names = names_of(source_datapipe)
+        names, self._class_names = names_of(source_datapipe)
         found = [fields_of(item, names) for item in items]
         self._rows = [{**values, **({"ctx": ctx} if ctx else {})} for values, ctx in found]
 
@@ -87,13 +77,8 @@ class Peek:
         return render("peek", columns, cells)
 
     def _cell(self, name: str, value: Any) -> dict[str, Any]:
-        from kdpipes.look.pictures import picture_of
-
-        images = []
-        for image in self._images(value):
-            with suppress(DataError):  # the image is damaged
-                images.append(_thumbnail(picture_of(image)))
-        return {"images": images, "text": self._shown(name, value)}
+        images = [_thumbnail(image) for image in self._images(value)]
+        return {"images": list(filter(None, images)), "text": self._shown(name, value)}
 
     def _images(self, value: Any) -> list[Any]:
         """Return the images of a field: itself, its views, or the first ones of a batch."""
@@ -106,13 +91,18 @@ class Peek:
         return [value] if is_image(value) else []
 
 
-def _thumbnail(picture: Image.Image) -> dict[str, Any]:
+def _thumbnail(image: Any) -> dict[str, Any] | None:
+    """Return an image of any kind for HTML; None if it is damaged."""
+    from kdpipes.look.pictures import image_png, picture_of
+
+    try:
+        picture = picture_of(image)
+    except DataError:
+        return None
     picture.thumbnail((_SIDE, _SIDE))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
     factor = max(1, _LEAST // max(picture.size))
     width, height = factor * picture.width, factor * picture.height
-    return {"data": base64.b64encode(file.getvalue()).decode(), "width": width, "height": height}
+    return {"data": base64.b64encode(image_png(picture) or b"").decode(), "width": width, "height": height}
 
 
 def peek(source_datapipe: Any, n: int = 3) -> Peek:
@@ -120,7 +110,7 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
 
     A copy of the chain makes the samples that come next, in this process. The epochs of the pipe and of later loaders
     do not advance, and the global random generators do not change. After `deal`, as many batches are made as the
-    samples need; collated batches are shown whole, with their first images. `to_device` is left out. Only these samples
+    samples need; of collated batches, the first one is shown whole. `to_device` is left out. Only these samples
     are read from remote sources. Samples that `on_error` skips are not put into quarantine.
 
     Args:
@@ -136,58 +126,20 @@ def peek(source_datapipe: Any, n: int = 3) -> Peek:
              x    'heron'
              y    0 (a)
     """
+    from kdpipes.look.batch import looking
+
     check_count("n", n)
-    pipe = a_datapipe(source_datapipe)
-    while isinstance(pipe, DeviceMoverIterDataPipe):
-        pipe = pipe.source
-    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        with unrecorded(pipe):
-            is_indexed = isinstance(pipe, MapDataPipe)
-            items = [item_at(pipe, index) for index in range(min(n, len(pipe)))] if is_indexed else _taken(pipe, n)
-            return Peek(items, pipe, n)
-    finally:
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
-        torch.set_rng_state(generators[2])
-
-
-@runtime_checkable
-class _Threaded(Protocol):
-    """A stock pipe with threads."""
-
-    def shutdown(self) -> None: ...
-
-
-def _taken(pipe: Any, n: int) -> list[Any]:
-    copied: Any = Chain.of(pipe).copy_streams()
-    chain = Chain.of(copied)
-    for dealer in chain.of_type(Dealer):
-        dealer.reads_ahead = False
-    is_dealt, items = any(node.traits.role == "deal" for node in chain.path()), list[Any]()
-    iterator = iter(copied)
-    with closing(iterator) if hasattr(iterator, "close") else nullcontext():
-        for item in islice(iterator, n):
-            if is_dealt and isinstance(item, list):
-                items += item[: n - len(items)]
-                num_samples = len(items)
+    first = list[Any]()
+    with looking(a_datapipe(source_datapipe)) as items:
+        for item in items:
+            is_batch = Chain.of(source_datapipe).deal is not None
+            if is_batch and isinstance(item, list):
+                first += item[: n - len(first)]
             else:
-                items.append(item)
-                num_samples = _size(item) * len(items) if is_dealt else len(items)
-            if num_samples >= n:
+                first.append(item)
+            if len(first) >= n or (is_batch and isinstance(item, tuple | dict | torch.Tensor)):
                 break
-    for threaded in chain.pipes:
-        if isinstance(threaded, _Threaded):
-            threaded.shutdown()
-    return items
-
-
-def _size(batch: Any) -> int:
-    """Return the number of samples in a collated batch."""
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.dim() else 1
-    parts = list(batch.values()) if isinstance(batch, dict) else list(batch) if isinstance(batch, tuple) else []
-    return max((_size(part) for part in parts), default=1)
+    return Peek(first, source_datapipe, n)
 
 
 def summary(value: Any) -> str:

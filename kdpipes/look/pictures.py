@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from kdpipes.core.errors import check_count, is_number, must_be
+from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
-Normalization = tuple[NDArray[np.float64], NDArray[np.float64]]
+Normalization = list[NDArray[np.float64]]  # mean and standard deviation
 _CHANNELS = (1, 3)
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM")
 _SLACK = 1e-3  # by which arithmetic misses 0 and 1
@@ -25,7 +26,8 @@ def image_grid(
     """Return images side by side as one image, each with a caption below it.
 
     Args:
-        images: A batch `[B, C, H, W] uint8`, or a sequence of images: tensors, arrays `[H, W, 3]` or Pillow images.
+        images: A batch `[B, C, H, W]`, or a sequence of images: tensors, arrays `[H, W, 3]`, Pillow or encoded images.
+            Floats from 0 to 1 are shown as they are, others from black (minimum) to white (maximum).
         captions: A line of text for each image.
         num_columns: The number of images in a row.
         tile: Height and width of a tile in pixels; images keep their aspect ratio.
@@ -37,7 +39,11 @@ def image_grid(
         >>> image_grid([Image.new("RGB", (20, 10))] * 3, num_columns=2, tile=16).size
         (32, 32)
     """
-    pictures = [as_picture(image) for image in images]
+    if any(isinstance(image, tuple | list) for image in images):
+        raise TypeError(
+            "`images` must be images, but are tuples of views. Pass one view: `[views[0] for views in images]`."
+        )
+    pictures = [picture_of(image) for image in images]
     if not pictures:
         raise ValueError("`images` must hold at least one image, but holds none.")
     if captions is not None and len(captions) != len(pictures):
@@ -56,28 +62,6 @@ def image_grid(
         if captions is not None:
             pen.text((left + 3, top + tile), str(captions[place])[: tile // 5], fill="black")
     return grid
-
-
-def as_picture(image: Any) -> Image.Image:
-    """Return an image of any kind as an RGB Pillow image."""
-    if isinstance(image, tuple | list):
-        raise TypeError(
-            "`images` must be images, but are tuples of views. Pass one view: `[views[0] for views in images]`."
-        )
-    if isinstance(image, Image.Image):
-        return image.convert("RGB")
-    if hasattr(image, "to_pil"):
-        picture: Image.Image = image.to_pil().convert("RGB")
-        return picture
-    pixels = np.asarray(image)
-    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3):
-        pixels = pixels.transpose(1, 2, 0)
-    if pixels.dtype != np.uint8:
-        found, hint = pixels.dtype.name, "Scale them to 0..255 first."
-        if isinstance(image, bytes):
-            found, hint = "encoded bytes", "Decode them first, with `.decode_images(...)`."
-        raise TypeError(f"`images` must hold uint8 pixels, but hold {found} instead. {hint}")
-    return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).convert("RGB")
 
 
 def is_image(value: Any) -> bool:
@@ -100,18 +84,30 @@ def picture_of(image: Any, normalization: Normalization | None = None) -> Image.
     if isinstance(image, bytes):
         image = EncodedImage(image, mode="unchanged")
     if not isinstance(image, torch.Tensor | np.ndarray):
-        image = image if isinstance(image, Image.Image) else image.to_pil()
-        is_wide = image.mode == "F" or image.mode.startswith("I")
-        return as_picture(_bytes_of(np.asarray(image, np.float64), None) if is_wide else image)
-    pixels = image.detach().cpu().float().numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
-    if str(image.dtype).removeprefix("torch.") == "uint8":
-        return as_picture(pixels.astype(np.uint8))
-    return as_picture(_bytes_of(pixels.astype(np.float64), normalization))
+        picture: Image.Image = image if isinstance(image, Image.Image) else image.to_pil()
+        if picture.mode != "F" and not picture.mode.startswith("I"):
+            return picture.convert("RGB")
+        image, normalization = np.asarray(picture, np.float64), None
+    pixels = image.detach().cpu().float().numpy() if isinstance(image, torch.Tensor) else image
+    if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS and pixels.shape[2] not in _CHANNELS:
+        pixels = pixels.transpose(1, 2, 0)
+    if str(image.dtype).removeprefix("torch.") != "uint8":
+        pixels = _bytes_of(pixels.astype(np.float64), normalization)
+    rows = pixels.astype(np.uint8)
+    return Image.fromarray(rows.squeeze(-1) if rows.shape[-1] == 1 else rows).convert("RGB")
+
+
+def image_png(image: Any) -> bytes | None:
+    """Return one image of any kind as a PNG file; None if it is damaged."""
+    file = io.BytesIO()
+    try:
+        picture_of(image).save(file, "PNG")
+    except DataError:
+        return None
+    return file.getvalue()
 
 
 def _bytes_of(pixels: NDArray[np.float64], normalization: Normalization | None) -> NDArray[np.uint8]:
-    if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS:
-        pixels = pixels.transpose(1, 2, 0)
     pixels = np.nan_to_num(pixels)
     if normalization is not None:
         mean, std = normalization
@@ -133,10 +129,10 @@ def check_normalization(mean: Any, std: Any) -> Normalization | None:
         raise ValueError("`mean` and `std` must be given together.")
     if mean is None:
         return None
+    arrays = []
     for name, values in (("mean", mean), ("std", std)):
-        entries = values if isinstance(values, Sequence | np.ndarray | torch.Tensor) else [values]
-        plain = [entry.item() if isinstance(entry, torch.Tensor | np.generic) else entry for entry in entries]
-        if isinstance(values, str) or not all(map(is_number, plain)):
+        array = np.atleast_1d(np.asarray(values))
+        if array.dtype.kind not in "iuf":
             raise TypeError(must_be(name, "a number for each channel", values))
-    made = tuple(np.atleast_1d(np.asarray(values, dtype=np.float64)) for values in (mean, std))
-    return made[0], made[1]
+        arrays.append(array.astype(np.float64))
+    return arrays

@@ -19,13 +19,13 @@ from kdpipes.core.torch_pipes import MapDataPipe
 from kdpipes.delivery import meter
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.profile import COPYING, Measured, WorkerTimes
+from kdpipes.look.batch import BATCH_SIZE, chain_in
 from kdpipes.look.figures import Figure, bar_chart
 from kdpipes.look.rendering import bytes_text, render, seconds_text, table_lines
 from kdpipes.storage.files import replace_file
 
 Kind = Literal["storage", "plan", "decoding", "transforms", "cache", "transfer", "device"]
 SENDING, BORROWED = "(sending)", "(deal)"  # these take time, but are not pipes of the chain
-_BATCH_SIZE = 16  # of an indexed chain, which has none
 _HARDLY = 0.05  # the share of waiting below which a faster chain would gain nothing to speak of
 _LEAST = 0.02  # smaller shares of the steps of a pipe are not shown
 _EVERY_S = 0.5  # how often live rates are updated
@@ -295,9 +295,9 @@ def profile(
     transform are listed separately.
 
     Args:
-        source: A chain, which is run for `seconds`, over several epochs if necessary; an indexed chain without `deal`
-            is run in batches of 16. Or a loader that was made with `kdp.Loader(..., profile=True)`; the result is then
-            what it has measured so far.
+        source: A chain, or torch's DataLoader of one, which is run for `seconds`, over several epochs if necessary; an
+            indexed chain without `deal` is run in batches of 16. Or a loader that was made with
+            `kdp.Loader(..., profile=True)`; the result is then what it has measured so far.
         seconds: The minimum time to run the chain. It runs until each worker has made at least two batches.
         num_workers: See `Loader`.
         reading_service: See `Loader`.
@@ -318,8 +318,9 @@ def profile(
         raise ValueError(must_be("seconds", "a number above 0", seconds))
     if step is not None:
         check_callable("step", step)
+    source = chain_in(source, "kdp.profile")
     is_borrowed = isinstance(source, MapDataPipe)
-    source = source.deal(batch_size=_BATCH_SIZE) if is_borrowed else source
+    source = source.deal(batch_size=BATCH_SIZE) if is_borrowed else source
     with Loader(source, num_workers, reading_service=reading_service, profile=True) as loader:
         before = _cache_counts(loader.measured())
         loader.warm_up()  # to start workers takes time that no later epoch takes

@@ -111,7 +111,8 @@ def _pth(content: bytes) -> Any:
     if _UNBOUNDED.search(content):
         raise ValueError("the file holds bytes, which can take any size when they are loaded; store a uint8 tensor")
     value = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    num_bytes = sum(_num_dense_bytes(tensor) for tensor in _tensors_in(value))
+    tensors = [tensor for tensor in _tensors_in(value) if tensor.layout == torch.strided]
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if num_bytes > max(len(content), _LEAST_TENSORS):
         raise ValueError(
             f"the file of {len(content)} bytes holds tensors that take {num_bytes} bytes once they are copied; store "
@@ -134,7 +135,3 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             waiting.extend(part.values())
         elif isinstance(part, list | tuple | set):
             waiting.extend(part)
-
-
-def _num_dense_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else 0

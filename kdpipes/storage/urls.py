@@ -43,11 +43,6 @@ def split_chain(url: str) -> tuple[str, str, str]:
     return (url, "", "") if is_local(url) else url.partition("::")
 
 
-def _reject_shell(param: str, url: str) -> None:
-    if url.startswith("pipe:"):
-        raise ValueError(must_be(param, "paths or fsspec URLs", url, _NO_SHELL))
-
-
 def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, param: str = "urls") -> list[str]:
     """Return the URLs with brace ranges written out, as webdataset writes them: "birds-{000..127}.tar".
 
@@ -63,7 +58,8 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         raise ValueError(must_be(param, "at least one path or URL", urls))
     texts = [os.path.expanduser(os.fspath(url).removeprefix("file://")) for url in given]  # noqa: PTH111
     for text in texts:
-        _reject_shell(param, text)
+        if text.startswith("pipe:"):
+            raise ValueError(must_be(param, "paths or fsspec URLs", text, _NO_SHELL))
     texts = [part for text in texts for part in _joined_by_webdataset(text)]
     expanded = [url for text in texts for url in (braceexpand.braceexpand(text) if "{" in text else [text])]
     twice = next((url for url, number in Counter(map(identity_of, expanded)).items() if number > 1), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from PIL import Image
 from kdpipes.core.bulk import Bulk, BulkSource, made_of_each, read_with_keys
 from kdpipes.core.errors import DataError, check_choice, check_flag, must_be
 from kdpipes.core.messages import counted
+from kdpipes.core.on_use import call_slot
 from kdpipes.core.operation import Operation
 from kdpipes.core.sample import Lazy, Sample, sample_name
 from kdpipes.core.sample_pipe import work_pipe
@@ -134,10 +134,8 @@ class DecodedImage:
     def __repr__(self) -> str:
         return f"DecodedImage({self.width}x{self.height})"
 
-    def _repr_png_(self) -> bytes:
-        file = io.BytesIO()
-        self.to_pil().save(file, "PNG")
-        return file.getvalue()
+    def _repr_png_(self) -> Any:
+        return call_slot("image_png", self)
 
 
 class EncodedImage:
@@ -291,6 +289,9 @@ class EncodedImage:
 
     def __repr__(self) -> str:
         return f"EncodedImage({counted(len(self.content), 'byte')})"
+
+    def _repr_png_(self) -> Any:
+        return call_slot("image_png", self)
 
     def _who(self) -> str:
         return f"The image of {self.name}" if self.name else "The image"

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from tests.delivery.test_chain_state import values
 
 workers = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -25,10 +26,6 @@ def chain(*, has_length: bool = True) -> Any:
 def epochs(number: int) -> list[list[list[int]]]:
     pipe = chain()
     return [values(pipe) for _ in range(number)]
-
-
-def values(batches: Any) -> list[list[int]]:
-    return [x.tolist() for (x,) in batches]
 
 
 @workers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ import webdataset
 import kdpipes as kdp
 from kdpipes.delivery.lanes import hash_of_sample
 from kdpipes.loader.receipt import Given
-from kdpipes.testing import kill_one_worker, verify_receipts
+from kdpipes.testing import verify_receipts
 from kdpipes.testing.checks import as_rank
+from tests.loader.test_receipt import run
 
 NOT_KNOWN = "How many samples the stream has is not known."
 
@@ -44,15 +44,6 @@ def chain(urls: list[str], **options: Any) -> Any:
     stream = kdp.stream_shards(urls).shuffle(buffer_size=5).to_samples().select("key")
     cut = {"global_batch_size": 4, "lanes": 4, "max_ranks": 4, "shuffle": "shards"}
     return stream.deal(**(cut | options))
-
-
-def run(pipe: Any, rank: int = 0, num_ranks: int = 1, *, kill: bool = False, **options: Any) -> Any:
-    """Return the receipt of a rank's epoch, as it comes from a file."""
-    with as_rank(rank, num_ranks), kdp.Loader(pipe, **options) as loader:
-        for number, _ in enumerate(loader):
-            if kill and not number:
-                assert kill_one_worker()
-        return json.loads(json.dumps(loader.receipt()))
 
 
 @pytest.mark.parametrize("split", ["lanes", "samples"])

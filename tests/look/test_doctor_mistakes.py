@@ -26,12 +26,9 @@ from kdpipes.look.doctor.data import turned_photos, wide_pixels
 from kdpipes.look.doctor.rules import Facts
 from kdpipes.work.decode import ImageDecoder
 from tests.faulty_storage import faulty_storage
+from tests.look.test_doctor import jitter
 
 STOCK = "ignore:(Lambda|Local) function is not supported:UserWarning"
-
-
-def jitter(x: int, rng: np.random.Generator) -> int:
-    return x + int(rng.integers(1000))
 
 
 def numbers() -> Any:

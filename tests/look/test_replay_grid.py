@@ -15,14 +15,11 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.look import replay_grid
+from tests.look.test_show_batch import photo
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
 TILE = 34  # images of 32 by 32 pixels are shown as they are
-
-
-def photo(number: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(number).integers(0, 200, (32, 32, 3), dtype=np.uint8))
 
 
 PHOTOS = [(photo(number), number % 2) for number in range(5)]

@@ -115,5 +115,3 @@ def test_what_is_no_batch_of_images_is_rejected() -> None:
         kdp.show_batch(batch(), mean=MEAN, std=["a"])
     with pytest.raises(ValueError, match="are for 2 channels, but the images have 3"):
         kdp.show_batch(batch()[0].float(), mean=[0.1, 0.2], std=[1.0, 1.0])
-    with pytest.raises(TypeError, match="`source_datapipe` must be a datapipe"):
-        kdp.show_batch(batch(), [1, 2])

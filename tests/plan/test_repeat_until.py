@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from tests.plan.test_oversample import epochs, jitter
 
 ITEMS = [("a", 0), ("b", 1), ("c", 0)]
 
@@ -22,10 +22,6 @@ def stream(items: list[Any]) -> Any:
 
 
 FLAVOURS = pytest.mark.parametrize("make", [indexed, stream])
-
-
-def epochs(pipe: Any) -> list[str]:
-    return ["".join(sample["x"] for sample in pipe) for _ in range(2)]
 
 
 @FLAVOURS
@@ -67,10 +63,6 @@ def test_no_field_is_read() -> None:
     assert pipe.column("y").tolist() == [0, 1, 2, 0, 1, 2]
     blind = IterableWrapper(range(3)).to_samples(fields={"x": unreadable}).repeat_until(repetitions=2)
     assert [[sample.key for sample in blind] for _ in range(2)] == [["0", "1", "2", "0", "1", "2"]] * 2
-
-
-def jitter(x: str, rng: np.random.Generator) -> int:
-    return int(rng.integers(1 << 60))
 
 
 @FLAVOURS

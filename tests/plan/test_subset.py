@@ -11,6 +11,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
+from tests.plan.test_oversample import epochs, jitter
 from tests.torchdata_parts import needs_torchdata
 
 ITEMS = [(letter, place % 3) for place, letter in enumerate("abcdefghijkl")]
@@ -20,10 +21,6 @@ XS = "abcdefghijkl"
 @pytest.fixture
 def pipe() -> Any:
     return kdp.from_dataset(ITEMS, class_names=["heron", "stork", "gull"])
-
-
-def epochs(pipe: Any) -> list[str]:
-    return ["".join(sample["x"] for sample in pipe) for _ in range(2)]
 
 
 def test_a_slice_is_a_slice_of_the_list(pipe: Any) -> None:
@@ -72,10 +69,6 @@ def test_no_field_is_read() -> None:
     pipe: Any = Blind()[4:0:-2]
     assert [[sample.index for sample in pipe] for _ in range(2)] == [[4, 2], [4, 2]]
     assert pipe.column("y").tolist() == [16, 4]
-
-
-def jitter(x: str, rng: np.random.Generator) -> int:
-    return int(rng.integers(1 << 60))
 
 
 def test_a_repeated_sample_is_augmented_anew(pipe: Any) -> None:

@@ -17,6 +17,7 @@ from skimage import data
 
 import kdpipes as kdp
 from kdpipes.work import EncodedImage
+from tests.work.test_geometric_transforms import as_tensor
 
 NAMES = ("brightness", "contrast", "saturation", "hue")
 FACTORS = dict.fromkeys(NAMES[:3], (0.0, 0.3, 0.95, 1.0, 1.7)) | {"hue": (-0.5, -0.21, 0.0, 0.03, 0.1, 0.5)}
@@ -31,11 +32,6 @@ CAT = Image.fromarray(data.chelsea())
 
 def rng(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(seed))
-
-
-def as_tensor(image: Image.Image) -> torch.Tensor:
-    pixels = np.array(image)
-    return torch.from_numpy(pixels[..., None] if pixels.ndim == 2 else pixels).permute(2, 0, 1).contiguous()
 
 
 def photos(folder: Path) -> list[Image.Image]:

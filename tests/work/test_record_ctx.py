@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from tests.work.replaying import Shift
 
 ITEMS = [(10, 100), (20, 200)]
 
@@ -20,16 +20,6 @@ def indexed() -> Any:
 
 def stream() -> Any:
     return IterableWrapper(list(ITEMS)).to_samples(fields="x y")
-
-
-class Shift:
-    """Adds a recorded number."""
-
-    def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
-        return {"by": int(rng.integers(1, 1 << 40))}
-
-    def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        return value + params["by"]
 
 
 class HTTPScale(Shift):

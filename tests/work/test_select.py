@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.core.fingerprint import fingerprint
+from tests.work.replaying import Shift
 
 
 class Counting(kdp.SampleSource):
@@ -36,16 +36,6 @@ class Counting(kdp.SampleSource):
 def stream() -> Any:
     items = [{"__key__": "abc"[index], "x": 10 * index, "y": index % 2} for index in range(3)]
     return IterableWrapper(items).to_samples()
-
-
-class Shift:
-    """Adds a recorded number."""
-
-    def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
-        return {"by": int(rng.integers(1, 1 << 40))}
-
-    def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        return value + params["by"]
 
 
 FLAVOURS = pytest.mark.parametrize("make", [Counting, stream])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import kdpipes as kdp
-from kdpipes.work import EncodedImage, RecordedTransform
+from kdpipes.work import RecordedTransform
+from tests.work.test_geometric_transforms import encoded
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
 FLOATS = torch.from_numpy(PIXELS.transpose(2, 0, 1).astype(np.float32) / 255)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def encoded(image: Image.Image) -> EncodedImage:
-    file = io.BytesIO()
-    image.save(file, "png")
-    return EncodedImage(file.getvalue())
 
 
 def test_an_image_of_any_kind_becomes_floats_from_0_to_1() -> None:

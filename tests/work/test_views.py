@@ -18,6 +18,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import kdpipes as kdp
 from kdpipes.delivery import split_ctx
 from kdpipes.work import EncodedImage
+from tests.work.replaying import Shift, plus_rng
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -40,20 +41,6 @@ def photo(number: int) -> Image.Image:
 
 
 PHOTOS = [(photo(number), number % 2) for number in range(5)]
-
-
-class Shift:
-    """Adds a recorded number."""
-
-    def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
-        return {"by": int(rng.integers(1, 1 << 40))}
-
-    def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        return value + params["by"]
-
-
-def plus_rng(x: float, rng: np.random.Generator) -> float:
-    return x + rng.random()
 
 
 def plus_random(x: float) -> float:

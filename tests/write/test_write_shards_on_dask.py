@@ -12,6 +12,7 @@ from distributed import Client, LocalCluster
 
 import kdpipes as kdp
 from kdpipes.storage.jobs import run_jobs
+from tests.write.shards import tars_in
 
 LIMITS = {"samples": {"max_samples": 30}, "bytes": {"max_bytes": 150_000}}
 
@@ -28,10 +29,6 @@ def dask(tmp_path: Path) -> Iterator[Executor]:
     options: dict[str, Any] = {"dashboard_address": ":0", "local_directory": folder, "threads_per_worker": 1}
     with LocalCluster(n_workers=2, processes=True, **options) as cluster, Client(cluster) as client:
         yield client.get_executor()
-
-
-def tars_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix == ".tar"}
 
 
 def test_a_cluster_writes_the_same_bytes_and_resumes(photo_folder: Path, tmp_path: Path, dask: Executor) -> None:

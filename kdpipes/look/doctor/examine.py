@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import check_count, must_be
+from kdpipes.core.errors import check_count
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
+from kdpipes.core.torch_pipes import MapDataPipe
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.loader.autotune import available_cores
 from kdpipes.loader.loader import Loader, check_shares
 from kdpipes.loader.services import ThreadReadingService
+from kdpipes.look.batch import BATCH_SIZE, chain_in
 from kdpipes.look.doctor import data as _data  # noqa: F401  # which registers its rules, as does the next one
 from kdpipes.look.doctor import order as _order  # noqa: F401
 from kdpipes.look.doctor.advice import Advice, advice, bound_of, kinds_text, shares_by_kind
@@ -31,8 +32,6 @@ from kdpipes.look.rendering import render
 from kdpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from kdpipes.work.jpeg import find_decoders
 
-_HINT = "Make a chain of data, like `kdp.image_folder(folder).deal(batch_size=32)`."
-_BATCH_SIZE = 16  # of an indexed chain, which has none
 _SEVERITIES = ("error", "warning", "hint")
 _NOTHING: Any = object()
 
@@ -117,7 +116,7 @@ def doctor(
     that `on_error` skips are not put into quarantine.
 
     Args:
-        source_datapipe: The chain. An indexed chain without `deal` runs in batches of 16.
+        source_datapipe: The chain, or a loader of it. An indexed chain without `deal` runs in batches of 16.
         num_workers: The number of workers: processes, or threads on Windows.
         seconds: How long to measure, in seconds.
         step: A function that is called with each batch, like a training step.
@@ -128,8 +127,7 @@ def doctor(
         >>> print(kdp.doctor(pipe, measure=False))
         Nothing is wrong with the chain.
     """
-    if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
-        raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe, _HINT))
+    source_datapipe = chain_in(source_datapipe, "kdp.doctor")
     is_undealt = isinstance(source_datapipe, MapDataPipe)
     shared = Path("/dev/shm")
     facts = Facts(
@@ -139,7 +137,7 @@ def doctor(
         fast_decoders=tuple(find_decoders()),
         is_undealt=is_undealt,
     )
-    chain = source_datapipe.deal(batch_size=_BATCH_SIZE) if is_undealt else source_datapipe
+    chain = source_datapipe.deal(batch_size=BATCH_SIZE) if is_undealt else source_datapipe
     service: dict[str, Any] = {"num_workers": num_workers}
     if num_workers and os.name != "posix":
         service = {"reading_service": ThreadReadingService(num_workers)}
@@ -205,5 +203,5 @@ def _undealt(chain: Chain, pipe: str) -> Finding:
     if drawing := chain.random_name() or next((name for name in redrawn if name), None):
         why = f"{why} In torch's DataLoader, `{drawing}` draws the same in every epoch."
         fix = f"{fix} With a DataLoader, call `chain.set_epoch(epoch)` before each epoch."
-    what = f"The chain has no `deal` yet: it is looked at in batches of {_BATCH_SIZE}."
+    what = f"The chain has no `deal` yet: it is looked at in batches of {BATCH_SIZE}."
     return Finding("no-deal", "hint", pipe, what, why, fix)
