@@ -18,6 +18,11 @@ UNLABELLED = -1  # the label of samples without a class
 Ints = NDArray[np.integer[Any]]
 
 
+def missing_of(labels: NDArray[Any]) -> int | str:
+    """Return the label of samples without a class: -1 among numbers, and "" among names."""
+    return "" if labels.dtype.kind == "U" else UNLABELLED
+
+
 def smallest_int(stop: int) -> type[np.integer[Any]]:
     """Return the integer type that holds positions below `stop` in the least memory: int32, or int64 from 2**31 on."""
     return np.int32 if stop <= np.iinfo(np.int32).max else np.int64
@@ -98,7 +103,7 @@ def _by_class(labels: NDArray[Any]) -> list[Ints]:
         _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.argsort(inverse.reshape(-1), kind="stable").astype(smallest_int(len(labels)))
     groups = [group for group in np.split(order, np.cumsum(counts)[:-1]) if len(group)]
-    return [group for group in groups if labels[group[0]] != UNLABELLED]
+    return [group for group in groups if labels[group[0]] != missing_of(labels)]
 
 
 def oversample_multiply(labels: NDArray[Any]) -> Ints:

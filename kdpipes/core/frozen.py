@@ -12,11 +12,13 @@ from kdpipes.core.messages import warn
 
 _MAX_WATCHED = 1024  # positions
 _MIN_REPEATS = 32  # a few samples may well be read again, as in a notebook
-_PAGE_BYTES, _ENTRY_BYTES = 4096, 8
+TAG = "_kdpipes_tag"  # an attribute of all pipes: random bytes, which no other pipe has
+_NUM_BYTES = 8  # of a tag, and of a seed
 # Shared with processes that are forked later. torch's DataLoader starts new workers for each epoch, whose copies of a
-# chain know nothing of earlier ones. So the first worker notes the seed of its loader's epoch here, by chain.
-_WARNED = b"\xff" * _ENTRY_BYTES  # no seed: it would be negative
-_page = mmap.mmap(-1, _PAGE_BYTES)
+# chain know nothing of earlier ones. So the first worker notes the chain and the seed of its loader's epoch here. Of
+# two chains whose tags begin with the same byte, only the last one is known.
+_WARNED = b"\xff" * _NUM_BYTES  # no seed: it would be negative
+_page = mmap.mmap(-1, 256 * 2 * _NUM_BYTES)
 _page_owner = os.getpid()
 
 
@@ -33,7 +35,7 @@ class Reads:
         self._random_name = random_name
         self._has_epoch = has_epoch
         self._min_repeats = min(len(chain), _MIN_REPEATS)
-        self._entry = id(chain) // 16 * _ENTRY_BYTES % _PAGE_BYTES
+        self._tag: bytes = vars(chain)[TAG]
         self._worker: Any = None
         self._watched: set[int] = set()
         self._num_repeats = 0
@@ -67,12 +69,14 @@ class Reads:
         """Return whether workers of an earlier epoch have read the chain. Spawned ones cannot know: assume it."""
         if _page_owner == os.getpid():
             return bool(worker.id == 0)
-        seed = ((worker.seed - worker.id) % (1 << 63) or 1).to_bytes(_ENTRY_BYTES, "little")
-        entry = slice(self._entry, self._entry + _ENTRY_BYTES)
+        seed = ((worker.seed - worker.id) % (1 << 63)).to_bytes(_NUM_BYTES, "little")
+        middle = (2 * self._tag[0] + 1) * _NUM_BYTES
+        entry = slice(middle - _NUM_BYTES, middle + _NUM_BYTES)
         known = _page[entry]
-        is_of_another = known not in (seed, bytes(_ENTRY_BYTES), _WARNED)
-        if known != _WARNED:
-            _page[entry] = _WARNED if is_of_another else seed
+        is_known = known.startswith(self._tag)
+        is_of_another = is_known and not known.endswith((seed, _WARNED))
+        if not (is_known and known.endswith(_WARNED)):
+            _page[entry] = self._tag + (_WARNED if is_of_another else seed)
         return is_of_another
 
     def _warn(self) -> None:

@@ -197,24 +197,32 @@ def is_same(one: Any, other: Any, names: Names) -> bool:
 
 
 def as_classes(column: NDArray[Any]) -> NDArray[Any]:
-    """Return labels of any source as the integers or texts that plan pipes use as classes.
+    """Return labels of any source as the integers or texts that plan pipes use as classes: -1 or "" where missing.
 
-    Labels that are not classes are returned unchanged.
+    Labels that are not classes are returned unchanged, or as floats.
 
-    >>> as_classes(np.array([1.0, np.nan])), as_classes(np.array([0.5, 1.0]))
-    (array([ 1, -1]), array([0.5, 1. ]))
+    >>> as_classes(np.array([1.0, np.nan])), as_classes(np.array([0.5, 1.0])), as_classes(np.array(["a", None]))
+    (array([ 1, -1]), array([0.5, 1. ]), array(['a', ''], dtype='<U1'))
     """
-    if column.dtype.kind in "iufU":
+    if column.dtype.kind in "iuf":
         return _whole(column)
     factors = _factors(column)
     if factors is None:
         return column
-    plain = list(map(_plain, factors.values))
-    if _are(int | float, plain):
-        numbers: NDArray[Any] = _with_missing(plain)[factors.codes]
-        return numbers
-    classes: NDArray[Any] = as_column(["" if value is None else value for value in plain])[factors.codes]
-    return classes if _are(str, plain) and all(classes) else column
+    values = [None if value == UNLABELLED else value for value in map(_plain, factors.values)]
+    numbers, names = _numbered(factors._replace(values=values))
+    if numbers is None:
+        return column
+    if names is not None or (numbers.dtype.kind != "f" and not _are(int | float, values)):
+        pairs = zip(numbers.tolist(), values, strict=True)
+        numbers = as_column(["" if number == UNLABELLED else value for number, value in pairs])
+    classes: NDArray[Any] = numbers[factors.codes]
+    return classes
+
+
+def are_classes(labels: NDArray[Any]) -> bool:
+    """Return whether labels, as `as_classes` returns them, are classes."""
+    return labels.dtype.kind in "iuU" or all(isinstance(label, int) for label in labels.tolist())
 
 
 def label_of(value: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kdpipes.core.call_text import CALLED, note_call
 from kdpipes.core.errors import ChainError, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.frozen import TAG
 from kdpipes.core.graph import edges_from
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.operation import Operation
@@ -18,7 +20,7 @@ from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import is_kdpipes, with_first_values
 
-_NOT_ARGUMENTS = (CALLED, "traits")
+_NOT_ARGUMENTS = (CALLED, TAG, "traits")
 _FUNCTIONS = (  # of kdpipes, that take a chain
     *("Loader", "class_counts", "doctor", "draw", "plot_classes", "profile", "replay", "show_batch", "split"),
     *("write_records", "write_shards"),
@@ -92,6 +94,7 @@ class Pipe(Fingerprinted):
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
         made: Made = super().__new__(cls)
+        vars(made)[TAG] = os.urandom(8)
         note_call(made, args, kwargs)
         return made
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.arithmetic import UNLABELLED, number_classes, smallest_int
+from kdpipes.core.arithmetic import missing_of, number_classes, smallest_int
 from kdpipes.core.errors import ChainError, DataError, check_count, must_be
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.labels import RANGES, as_classes, label_of
+from kdpipes.core.labels import RANGES, are_classes, as_classes
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.cut import Cut, Epoch
@@ -68,7 +68,7 @@ class ClassOrder(Fingerprinted):
     def __init__(self, labels: NDArray[Any], cut: ClassCut) -> None:
         classes, numbers = number_classes(labels)
         num_groups = np.bincount(numbers, minlength=len(classes)) // cut.samples_per_class
-        is_unlabelled = (classes == UNLABELLED) | (classes == "-1") if len(classes) else np.zeros(0, dtype=bool)
+        is_unlabelled = classes == missing_of(classes)
         is_rare = (num_groups == 0) & ~is_unlabelled
         num_groups[is_unlabelled] = 0
         num_classes = int((num_groups > 0).sum())
@@ -108,9 +108,7 @@ def _num_batches(num_groups: NDArray[Any], classes_per_batch: int) -> int:
 def _labels(source: Any) -> NDArray[Any]:
     """Return the class of each sample of an indexed source, field `y`."""
     labels = as_classes(source.column("y"))
-    if labels.dtype == object:
-        labels = np.asarray([label_of(label) for label in labels])
-    if labels.dtype.kind not in "iuU" and len(labels):
+    if not are_classes(labels):
         hint = RANGES.strip() if labels.dtype.kind == "f" else '`.add_field("y", ...)` makes it.'
         raise ChainError(must_be("y", "a class, as a number or a name", labels[0], hint))
     return labels

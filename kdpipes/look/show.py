@@ -8,6 +8,7 @@ from typing import Any
 from kdpipes.core.call_text import arguments_of
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.labels import are_classes, as_classes
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted
 from kdpipes.core.pipe import Pipe
@@ -114,8 +115,8 @@ def _length(node: Node, sources: tuple[NodeView, ...], find_out: bool) -> int | 
 def _classes(pipe: Any) -> dict[str, int] | None:
     if not isinstance(pipe, MapPipe) or not pipe.has_column("y"):
         return None
-    labels = pipe.column("y")
-    if labels.dtype.kind not in "iuU":
+    labels = as_classes(pipe.column("y"))
+    if not are_classes(labels):
         return None
     counts, names = class_counts(labels), pipe.class_names()
     if any(isinstance(label, int) and label >= len(names or ()) for label in counts):

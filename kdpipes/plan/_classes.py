@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.errors import DataError, closest, must_be
-from kdpipes.core.labels import RANGES, as_classes, label_of
+from kdpipes.core.labels import RANGES, are_classes, as_classes, label_of
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.sample import Sample
 
@@ -31,7 +31,7 @@ def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
         DataError: The labels are not all numbers or all names, or exceed the class names of the source.
     """
     labels = as_classes(source.column("y"))
-    if labels.dtype.kind not in "iuU" and len(labels):
+    if not are_classes(labels):
         kinds = [type(label_of(label)) for label in labels]
         usual = kinds[0] if kinds[0] in (int, str) else None
         place = next((place for place, kind in enumerate(kinds) if kind is not usual), 0)
@@ -85,11 +85,13 @@ def to_labels(
         are_names: Whether the labels are names.
         present: All labels, if they are known. A name that is not among them is an error.
     """
-    known = sorted(map(str, present or ()))
+    known = sorted(filter(None, map(str, present or ())))
     labels: list[int | str] = []
     for entry in classes:
-        if are_names:
-            labels.append(_known(param, str(entry), known) if known else entry)
+        if are_names and entry == UNLABELLED:
+            labels.append("")
+        elif are_names:
+            labels.append(_known(param, str(entry), known) if known else str(entry))
         elif isinstance(entry, str):
             if names is None:
                 hint = (

@@ -9,7 +9,7 @@ import numpy as np
 from kdpipes.core import arithmetic
 from kdpipes.core.errors import must_be
 from kdpipes.core.iter_pipe import IterPipe
-from kdpipes.core.labels import RANGES, as_classes
+from kdpipes.core.labels import RANGES, are_classes, as_classes
 from kdpipes.core.map_pipe import MapPipe, as_column
 
 
@@ -30,8 +30,9 @@ def class_counts(labels: Any) -> dict[Any, int]:
     column = labels.column("y") if isinstance(labels, MapPipe | IterPipe) else labels
     if isinstance(column, list | tuple | np.ndarray) and np.ndim(column) == 1:
         column = as_classes(as_column(column))
-        if column.dtype.kind in "iuU":
-            return arithmetic.class_counts(column)
+        if are_classes(column):
+            counts = arithmetic.class_counts(column)
+            return {arithmetic.UNLABELLED if label == "" else label: count for label, count in counts.items()}
         hint = RANGES.strip() if column.dtype.kind == "f" else ""
         raise TypeError(must_be("labels", "all class numbers or all names", column.tolist()[:5], hint))
     raise TypeError(must_be("labels", "an indexed pipe with labels `y`, or labels, numbers or names", labels))

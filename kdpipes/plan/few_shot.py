@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.arithmetic import UNLABELLED, class_counts, take_per_class
+from kdpipes.core.arithmetic import class_counts, missing_of, take_per_class
 from kdpipes.core.errors import DataError, check_count, check_flag, check_seed
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted
@@ -55,7 +55,7 @@ class FewShotTakerMapDataPipe(PlanPipe):
 
     def plan(self, epoch: int) -> NDArray[Any]:
         labels = labels_of(self.source, "few_shot")
-        counts = {label: count for label, count in class_counts(labels).items() if label != UNLABELLED}
+        counts = {label: count for label, count in class_counts(labels).items() if label != missing_of(labels)}
         rare = next((label for label, count in counts.items() if count < self._shots), None)
         if rare is not None:
             name = shown(rare, self.source.class_names())
@@ -66,6 +66,6 @@ class FewShotTakerMapDataPipe(PlanPipe):
         chosen = take_per_class(labels, lambda size: self._shots, self._choice_seed)
         if not self._takes_rest:
             return chosen
-        is_rest = labels != UNLABELLED
+        is_rest = labels != missing_of(labels)
         is_rest[chosen] = False
         return np.flatnonzero(is_rest).astype(chosen.dtype)

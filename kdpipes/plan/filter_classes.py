@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.arithmetic import keep_classes
+from kdpipes.core.arithmetic import UNLABELLED, keep_classes
 from kdpipes.core.errors import check_one_of
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.messages import warn
+from kdpipes.core.messages import counted, warn
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
@@ -79,10 +79,10 @@ class ClassFilterMapDataPipe(PlanPipe):
         classes = to_labels(choice.param, choice.classes, names, are_names=are_names, present=present)
         positions = keep_classes(labels, classes, keep=choice.keep)
         if not len(positions):
-            known = ", ".join(map(str, np.unique(labels).tolist()[:20]))
+            known = ", ".join(filter(None, map(str, np.unique(labels).tolist()[:20])))
             warn(
-                f"`filter_classes({choice.param}={list(choice.classes)})` keeps none of {len(labels)} samples; "
-                f"their classes are {known}.",
+                f"`filter_classes({choice.param}={list(choice.classes)})` keeps none of "
+                f"{counted(len(labels), 'sample')}; their classes are {known}.",
             )
         return positions
 
@@ -102,6 +102,10 @@ class ClassFilterIterDataPipe(StreamPlanPipe):
         by_kind: dict[bool, frozenset[int | str]] = {}
         for sample in samples_of(self.source, "filter_classes"):
             label = class_in(sample, "filter_classes")
+            if label == UNLABELLED:
+                if (label in choice.classes) == choice.keep:
+                    yield sample
+                continue
             is_name = isinstance(label, str)
             if is_name not in by_kind:
                 by_kind[is_name] = frozenset(to_labels(choice.param, choice.classes, names, are_names=is_name))

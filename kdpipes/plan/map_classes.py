@@ -67,8 +67,10 @@ class _Mapping:
         kept = [name for number, name in enumerate(known) if number not in mapped]
         return tuple(dict.fromkeys([*map(str, new), *(kept if self._unmapped == "keep" else [])]))
 
-    def table(self, known: tuple[str, ...] | None, *, are_names: bool) -> dict[Any, Any]:
-        """Return the new labels by the old ones. `are_names` is whether the old labels are names."""
+    def table(self, label: Any, known: tuple[str, ...] | None) -> dict[Any, Any]:
+        """Return the new labels by the old ones, one of which is `label`."""
+        is_named = known is None and any(isinstance(old, str) for old in self._mapping)
+        are_names = isinstance(label, str) if _is_class(label) else is_named
         names = None if are_names else self.names(known)
         old = to_labels("mapping", list(self._mapping), known, are_names=are_names)
         table: dict[Any, Any] = dict(zip(old, self._mapping.values(), strict=True))
@@ -76,7 +78,7 @@ class _Mapping:
             if self._unmapped == "keep":
                 table |= {number: self._kept(name) for number, name in enumerate(known) if number not in table}
             table = {old: names.index(new) if isinstance(new, str) else new for old, new in table.items()}
-        return table
+        return {**table, UNLABELLED: table[""]} if "" in table else table
 
     def warn_of(self, dropped: Sequence[Any], names: Any) -> None:
         """Warn that classes are dropped, unless `unmapped` was passed."""
@@ -91,6 +93,8 @@ class _Mapping:
 
     def _kept(self, label: Any) -> Any:
         """Return the new label of a class that `unmapped="keep"` keeps."""
+        if label == "":
+            return UNLABELLED
         if self._class_names is None or not isinstance(label, str):
             return label
         if label not in self._class_names:
@@ -123,7 +127,7 @@ def _only(label: Any) -> Any:
 
 def _is_class(label: Any) -> bool:
     """Return whether a label is a class, and not that of an unlabeled sample."""
-    return isinstance(label, str) or (isinstance(label, int) and label != UNLABELLED)
+    return isinstance(label, str | int) and label not in (UNLABELLED, "")
 
 
 @functional_pipe("map_classes", flavour="map")
@@ -181,9 +185,8 @@ class ClassMapperMapDataPipe(PlanPipe):
             self._labels = Shared(labels)
             return np.zeros(0, dtype=np.int32)
         values, inverse = _distinct(labels)
-        known, is_labelled = self.source.class_names(), any(map(_is_class, values))
-        are_names = any(isinstance(value, str) for value in values)
-        table = self._mapping.table(known, are_names=are_names) if is_labelled else {}
+        known = self.source.class_names()
+        table = self._mapping.table(next(filter(_is_class, values), None), known)
         firsts = np.unique(inverse, return_index=True)[1].tolist()
         new = [
             self._mapping.apply(value, table, functools.partial(self.source.fetch, first), known)
@@ -238,14 +241,14 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
         self._mapping = _Mapping(mapping, unmapped, class_names)
 
     def samples(self) -> Iterator[Sample]:
-        tables: dict[bool, dict[Any, Any]] = {}
+        tables: dict[type, dict[Any, Any]] = {}
         known, dropped = super().class_names(), set[Any]()
         for sample in samples_of(self.source, "map_classes"):
             label = _only(sample["y"])
-            are_names = isinstance(label, str)
-            if _is_class(label) and are_names not in tables:
-                tables[are_names] = self._mapping.table(known, are_names=are_names)
-            new = self._mapping.apply(label, tables.get(are_names, {}), sample.fork, known)
+            kind = type(label) if _is_class(label) else type(None)
+            if kind not in tables:
+                tables[kind] = self._mapping.table(label, known)
+            new = self._mapping.apply(label, tables[kind], sample.fork, known)
             if new is not _DROPPED:
                 sample["y"] = new
                 yield sample

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.arithmetic import UNLABELLED, by_label, class_counts, draw_weighted
+from kdpipes.core.arithmetic import by_label, class_counts, draw_weighted, missing_of
 from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_count, check_flag, check_one_of, check_seed, is_number, must_be
 from kdpipes.core.map_pipe import MapPipe
@@ -135,7 +135,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         if self._temperature is not None:
             labels = labels_of(self.source, "sample_weighted")
             power = 1 / temperature_at(self._temperature, epoch) - 1
-            counts = {label: count for label, count in class_counts(labels).items() if label != UNLABELLED}
+            counts = {label: count for label, count in class_counts(labels).items() if label != missing_of(labels)}
             return by_label(labels, {label: float(count) ** power for label, count in counts.items()})
         if isinstance(self._weights, Shared):
             values, classes = self._weights.value, self._classes

@@ -35,6 +35,7 @@ _PACKED = (".gz", ".bz2", ".zst")
 _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}  # by the first bytes
 _HEAD = 1 << 16  # bytes from which the delimiter is guessed
 _BLOCK = 1 << 28  # bytes of a file that are parsed together if a row or a change of types does not fit pyarrow's blocks
+_LARGE = 2.0**63  # integers from here on need all 64 bits
 _HUGGING_FACE = b"huggingface"  # the entry of a schema's metadata that holds the features
 
 
@@ -72,8 +73,30 @@ def as_arrow(table: Any) -> Any:
     """
     try:
         return _with_unique_names(_converter_of(table)(table), "The table")
+    except DataError:
+        raise
     except (pa.ArrowException, ValueError) as error:
         raise DataError(f"The table cannot be read: {str(error).rstrip('.')}. Check its columns.") from error
+
+
+def _columns_of(table: Any) -> Any:
+    columns = {}
+    for name in table:
+        try:
+            columns[name] = _as_column(table[name])
+        except (pa.ArrowException, OverflowError) as error:
+            raise DataError(
+                f"Column {name!r} of the table cannot be read: {str(error).rstrip('.')}. Give its entries one type. "
+                "Integers beyond 64 bits can be text: `list(map(str, column))`."
+            ) from error
+    return pa.table(columns)
+
+
+def _of_pandas(table: Any) -> Any:
+    try:
+        return pa.Table.from_pandas(table, preserve_index=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return _columns_of(table)
 
 
 def _with_unique_names(rows: Any, where: str) -> Any:
@@ -179,11 +202,29 @@ def _read_json(file: _File) -> Any:
     options = pyarrow.json.ReadOptions(block_size=_BLOCK)
     with file.unpacked() as opened:
         rows = pyarrow.json.read_json(opened, options)
-    schema = pa.schema([pa.field(field.name, _with_texts(field.type)) for field in rows.schema])
-    if schema.equals(rows.schema):
-        return rows
-    with file.unpacked() as opened:
-        return pyarrow.json.read_json(opened, options, pyarrow.json.ParseOptions(explicit_schema=schema))
+    texts = {field.name: _with_texts(field.type) for field in rows.schema}
+
+    def read(types: Mapping[str, Any]) -> Any:
+        schema = pa.schema([pa.field(name, types.get(name, kind)) for name, kind in texts.items()])
+        if schema.equals(rows.schema):
+            return rows
+        with file.unpacked() as opened:
+            return pyarrow.json.read_json(opened, options, pyarrow.json.ParseOptions(explicit_schema=schema))
+
+    return _with_large_integers(read)
+
+
+def _with_large_integers(read: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Return the rows of a file of text. pyarrow reads integers from 2**63 on as floats; these become unsigned."""
+    rows, types = read({}), dict[str, Any]()
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if pa.types.is_float64(field.type) and (pc.max(column).as_py() or 0) >= _LARGE:
+            try:
+                rows = read({**types, field.name: pa.uint64()})
+            except pa.ArrowInvalid:  # they are floats, or beyond 64 bits
+                continue
+            types[field.name] = pa.uint64()
+    return rows
 
 
 def _with_texts(kind: Any) -> Any:
@@ -214,10 +255,11 @@ def _fits(delimiter: str, lines: Sequence[str]) -> bool:
 
 
 def _read_text(file: _File, *, texts: Collection[str], header: bool, delimiter: str) -> Any:
-    def read(texts: Collection[str], block_size: int | None = None) -> Any:
+    def read(texts: Collection[str], block_size: int | None = None, types: Mapping[str, Any] | None = None) -> Any:
         options = pyarrow.csv.ReadOptions(autogenerate_column_names=not header, block_size=block_size)
         parsing = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-        converting = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()))
+        column_types = {**dict.fromkeys(texts, pa.string()), **(types or {})}
+        converting = pyarrow.csv.ConvertOptions(column_types=column_types)
         with file.unpacked() as opened:
             lines = pa.BufferReader(_with_single_blanks(opened.read())) if delimiter == _BLANK else opened
             return pyarrow.csv.read_csv(lines, options, parsing, converting)
@@ -235,6 +277,7 @@ def _read_text(file: _File, *, texts: Collection[str], header: bool, delimiter: 
         raise DataError(f"Column {binary!r} of {file.url!r} has text that is not UTF-8. {_encoding_hint(file.url)}")
     empty = {field.name for field in rows.schema if pa.types.is_null(field.type)}
     rows = read({*texts, *empty}, block) if empty else rows  # they may hold "NA"
+    rows = _with_large_integers(lambda types: read({*texts, *empty}, block, types) if types else rows)
     columns = [_with_missing(column) for column in rows.columns]
     return pa.Table.from_arrays(columns, names=rows.column_names)
 
@@ -263,9 +306,9 @@ def _converter_of(table: Any) -> Callable[[Any], Any]:
         parts = [name for name, part in table.items() if hasattr(part, "column_names") or hasattr(part, "columns")]
         if parts:
             raise TypeError(must_be("table", "one table, not several", table, f"Choose one: `table[{parts[0]!r}]`."))
-        return lambda table: pa.table({name: _as_column(values) for name, values in table.items()})
+        return _columns_of
     if hasattr(table, "iloc") and hasattr(table, "columns"):  # pandas
-        return lambda table: pa.Table.from_pandas(table, preserve_index=False)
+        return _of_pandas
     if hasattr(table, "to_arrow"):  # polars
         return lambda table: table.to_arrow()
     if hasattr(table, "with_format") and hasattr(table, "__len__"):  # Hugging Face
@@ -280,4 +323,11 @@ def _as_column(values: Any) -> Any:
     values = values.numpy() if hasattr(values, "numpy") and hasattr(values, "detach") else values
     if isinstance(values, np.ndarray) and values.ndim > 1 and values.dtype.kind in "iuf":
         return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(values))
-    return pa.array(values) if hasattr(values, "dtype") and np.ndim(values) == 1 else list(values)
+    values = values if hasattr(values, "dtype") and np.ndim(values) == 1 else list(values)
+    try:
+        return pa.array(values)
+    except OverflowError as error:
+        try:
+            return pa.array(values, pa.uint64())
+        except (pa.ArrowException, OverflowError):
+            raise error from None

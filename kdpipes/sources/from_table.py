@@ -32,6 +32,7 @@ try:
 except ImportError:  # without the extra `table`
     pa = None
 
+_EXACT = 2.0**53  # smaller integers are exact as floats
 _PART = 1 << 16  # texts that are in memory as Python objects at a time
 _HINT = "If paths in the table are relative to another folder, pass it: `root=`."
 _LOCAL = ("", "file", "local")
@@ -224,7 +225,9 @@ class _Column:
                 column[index] = self._value_of(value)
             return column
         found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-        return found if found.dtype != object else as_column(values.to_pylist())
+        has_gaps = pa.types.is_integer(values.type) and found.dtype.kind == "f"
+        is_rounded = has_gaps and bool((np.abs(found) >= _EXACT).any())
+        return as_column(values.to_pylist()) if is_rounded or found.dtype == object else found
 
 
 def _reader_of(kind: Any) -> Callable[[Any], Any]:

@@ -78,6 +78,13 @@ def test_new_workers_warn_in_the_second_epoch(view: str) -> None:
     read(loader)  # said once
 
 
+def test_new_chains_are_not_taken_for_earlier_ones() -> None:
+    kept = [chain(16) for _ in range(300)]
+    for number in range(25):  # with the addresses of earlier ones, or near those of others
+        for items in (chain(16), kept[number]):
+            read(DataLoader(items, batch_size=16, num_workers=1, multiprocessing_context="fork"))
+
+
 def test_spawned_workers_warn_at_once() -> None:
     loader = DataLoader(Subset(chain(), range(40)), batch_size=16, num_workers=1, multiprocessing_context="forkserver")
     with warnings.catch_warnings():

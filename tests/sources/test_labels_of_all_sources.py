@@ -176,17 +176,12 @@ def test_labels_read_with_samples_stay_but_are_planned_alike(kind: str, source: 
     assert pipe.class_names() is None
     first, before = pipe[0]["y"], [sample["y"] for sample in pipe]
     assert first is labels[0] or first == labels[0]
-    if kind == "texts, one missing":
-        with pytest.raises(kdp.DataError, match="all numbers or all names, but sample '1' has None"):
-            pipe.oversample().column("x")
-        return
     assert numbers is not None
     plain = number_labels(labels).column if not isinstance(first, str | bytes | Enum) else None
     name = first.value if isinstance(first, Text) else getattr(first, "name", first)
     chosen = numbers[0] if plain is not None else name
     chosen = chosen.decode() if isinstance(chosen, bytes) else chosen
-    keep, _, per_class = plans_of(pipe, chosen)
-    assert [keep, sorted(per_class)] == [plans_of(_ids(numbers, None), numbers[0])[0], [0, 1, 2][: len(per_class)]]
+    assert plans_of(pipe, chosen)[::2] == plans_of(_ids(numbers, None), numbers[0])[::2]
     after = [sample["y"] for sample in pipe]
     assert all(one is other or one == other for one, other in zip(before, after, strict=True) if one == one)
 
@@ -325,6 +320,97 @@ def test_numbers_that_are_no_classes_stay_numbers(values: Any) -> None:
     for made in (stream.filter_classes(valid=[1]), stream.oversample(class_counts={1: 1}), stream.map_classes({1: 0})):
         with pytest.raises(kdp.DataError, match="must be whole numbers"):
             list(made)
+
+
+MISSING_TEXTS: list[list[Any]] = [
+    ["stork", None, "gull", "stork"],
+    ["stork", "", "gull", "stork"],
+    [b"stork", b"", b"gull", b"stork"],
+    ["stork", float("nan"), "gull", "stork"],
+    ["stork", pd.NA, "gull", "stork"],
+    ["stork", pd.NaT, "gull", "stork"],
+    ["stork", -1, "gull", "stork"],
+    [Bird.stork, None, Bird.gull, Bird.stork],
+]
+
+
+def _stream(labels: list[Any]) -> Any:
+    return IterableWrapper(list(Items(labels))).to_samples(fields="x y")
+
+
+@pytest.mark.parametrize("labels", MISSING_TEXTS, ids=str)
+@names_of(ONE_BY_ONE)
+def test_missing_texts_are_no_class_for_any_plan(labels: list[Any], source: Any) -> None:
+    pipe = source(labels, None)
+    assert kdp.class_counts(pipe) == {-1: 1, "gull": 1, "stork": 2}
+    assert pipe.oversample(mode="exact").column("x").tolist() == [2, 2, 0, 3]
+    assert sorted(pipe.oversample().column("x").tolist()) == [0, 1, 2, 2, 3]
+    assert pipe.take_per_class(num_samples=1).column("x").tolist() == [0, 2]
+    assert pipe.few_shot(1).column("x").tolist() in ([0, 2], [2, 3])
+    assert 1 not in pipe.few_shot(1, rest=True).column("x")
+    assert 1 not in pipe.sample_weighted(temperature=2, num_samples=20).column("x")
+    assert sorted(kdp.split(pipe, a=0.5, b=0.5, by="y").a.column("x").tolist())
+    batches = pipe.select("x").deal(batch_by="class", classes_per_batch=2, samples_per_class=1)
+    assert all(x != 1 for batch in batches for (x,) in batch)
+
+
+@pytest.mark.parametrize("labels", MISSING_TEXTS, ids=str)
+@pytest.mark.parametrize(
+    "make", [*(lambda labels, source=source: source(labels, None) for source in ONE_BY_ONE), _stream]
+)
+def test_missing_texts_are_chosen_and_mapped_by_both_flavours(labels: list[Any], make: Any) -> None:
+    def chosen(**classes: Any) -> list[int]:
+        return [sample["x"] for sample in make(labels).filter_classes(**classes)]
+
+    assert [chosen(valid=["stork"]), chosen(invalid=["stork"])] == [[0, 3], [1, 2]]
+    assert [chosen(valid=[-1]), chosen(invalid=[None]), chosen(valid=[None, "gull"])] == [[1], [0, 2, 3], [1, 2]]
+    kept = make(labels).map_classes({"stork": "bird"}, unmapped="keep")
+    assert [sample["y"] for sample in kept] == ["bird", -1, "gull", "bird"]
+    assert [sample["x"] for sample in kept.filter_classes(invalid=[-1])] == [0, 2, 3]
+    for mapping in ({-1: "none", "stork": "bird"}, {"stork": "bird", "gull": "bird"}):
+        filled = make([labels[1], *labels]).map_classes(mapping, unmapped="drop")
+        assert [sample["y"] for sample in filled] == (
+            ["none", "bird", "none", "bird"] if -1 in mapping else ["bird"] * 3
+        )
+
+
+def test_missing_numbers_are_mapped_whatever_comes_first() -> None:
+    for labels in ([None, 1, 0, None], [1, None, None, 0], [None, None]):
+        for make in (_ids, _items, _samples, lambda labels, _: _stream(labels)):
+            mapped = make(labels, None).map_classes({-1: 7, 0: 8}, unmapped="keep")
+            assert [sample["y"] for sample in mapped] == [{None: 7, 0: 8, 1: 1}[label] for label in labels]
+
+
+@names_of(ONE_BY_ONE)
+def test_texts_without_any_class_are_unlabeled(source: Any) -> None:
+    for labels in (["", ""], [None, None], ["", None], ["-1", "-1"]):
+        pipe = source(labels, None)
+        assert kdp.class_counts(pipe) == {-1: 2}
+        assert len(pipe.oversample(mode="exact")) == len(pipe.take_per_class(num_samples=1)) == 0
+
+
+def test_texts_of_integers_are_chosen_by_number_or_text() -> None:
+    for classes in ([1], ["1"]):
+        for make in (*(lambda labels, source=source: source(labels, None) for source in ONE_BY_ONE), _stream):
+            assert [sample["x"] for sample in make(["1", "10", "-1", "1"]).filter_classes(valid=classes)] == [0, 3]
+
+
+@names_of(ONE_BY_ONE)
+def test_texts_of_decimals_are_no_classes(source: Any) -> None:
+    for plan in ("oversample", "take_per_class", "few_shot"):
+        arguments = {"take_per_class": {"num_samples": 1}, "few_shot": {"shots": 1}}.get(plan, {})
+        with pytest.raises(kdp.DataError, match="must be whole numbers"):
+            getattr(source(["23.5", "1.25"], None), plan)(**arguments).column("x")
+
+
+@names_of([*ALL_AT_ONCE[:-1], *ONE_BY_ONE])
+def test_integers_of_any_size_are_classes(source: Any) -> None:
+    labels = [2**70, 1, -1, 2**70]
+    pipe = source(labels, None)
+    assert pipe.column("y").tolist() == [pipe[n]["y"] for n in range(4)] == labels
+    assert kdp.class_counts(pipe) == {-1: 1, 1: 1, 2**70: 2}
+    assert pipe.oversample(mode="exact").column("x").tolist() == [1, 1, 0, 3]
+    assert pipe.filter_classes(valid=[2**70]).column("x").tolist() == [0, 3]
 
 
 def test_a_missing_number_among_other_floats_is_nan() -> None:

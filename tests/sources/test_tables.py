@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -275,13 +276,62 @@ def test_missing_files_and_mixed_folders_are_named(tmp_path: Path) -> None:
     [
         (pa.table([[1], [2]], names=["a", "a"]), "The table has several columns named 'a'"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "The table cannot be read: Duplicate column names"),
-        ({"a": [object()]}, "The table cannot be read: .*Check its columns"),
-        ({"a": [1, "x"]}, "The table cannot be read"),
+        ({"a": [object()]}, "Column 'a' of the table cannot be read: .*Give its entries one type"),
+        ({"b": [1, 2], "a": [1, "x"]}, "Column 'a' of the table cannot be read"),
+        (pd.DataFrame({"b": [1, 2], "a": [1, "x"]}), "Column 'a' of the table cannot be read"),
+        ({"a": [1], "b": [1, 2]}, "The table cannot be read: .*Check its columns"),
     ],
 )
 def test_a_table_in_memory_that_cannot_be_converted_is_an_error(table: Any, words: str) -> None:
     with pytest.raises(kdp.DataError, match=words):
         kdp.from_table(table)
+
+
+LARGE: dict[str, Any] = {
+    "a list": list,
+    "an array": lambda values: np.array(values, dtype=object),
+    "a Series": lambda values: pd.Series(values, dtype=object),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("label", [None, "n"])
+@pytest.mark.parametrize(
+    "values", [[2**63, 1], [2**64 - 1, 2**63 + 1], [2**63 + 1, None], [-(2**63), 1], [2**60 + 1, None]]
+)
+def test_integers_of_64_bits_stay_the_same(values: list[Any], label: str | None, kind: str) -> None:
+    column = LARGE[kind](values)
+    for table in ({"n": column}, pd.DataFrame({"n": pd.Series(values, dtype=object)})):
+        pipe = kdp.from_table(table, label=label, columns=[] if label else None)
+        field = "n" if label is None else "y"
+        expected = [-1 if label and value is None else value for value in values]
+        batches = pipe.select(field).deal(batch_size=2)
+        assert pipe.column(field).tolist() == [sample[field] for sample in pipe] == expected
+        assert [item for batch in batches for (item,) in batch] == expected
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("label", [None, "n"])
+@pytest.mark.parametrize("large", [-(2**63) - 1, 2**64, 2**70])
+def test_integers_beyond_64_bits_are_an_error_naming_the_column(large: int, label: str | None, kind: str) -> None:
+    words = r"Column 'n' of the table cannot be read: .*beyond 64 bits can be text: `list\(map\(str, column\)\)`\.$"
+    for values in ([large, 1], [large, -1], [large, None]):
+        for table in ({"n": LARGE[kind](values)}, pd.DataFrame({"n": pd.Series(values, dtype=object)})):
+            with pytest.raises(kdp.DataError, match=words):
+                kdp.from_table(table, label=label)
+    texts = kdp.from_table({"n": list(map(str, [large, 1]))}, label=label)
+    assert texts[0]["n"] == str(large)
+    assert label is None or texts.column("y").tolist() == [large, 1]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_integers_of_64_bits_in_text_are_not_rounded(name: str, tmp_path: Path) -> None:
+    rows = [(2**63 + 1, 1e300, 2**64, 0.5), (7, 2.0, 1, 1e19)]
+    lines = [json.dumps(dict(zip("nfbg", row, strict=True))) for row in rows]
+    text = "n,f,b,g\n" + "\n".join(",".join(map(repr, row)) for row in rows) if name == "t.csv" else "\n".join(lines)
+    pipe = kdp.from_table(write(tmp_path / name, text + "\n"))
+    assert [tuple(sample[column] for column in "nfbg") for sample in pipe] == rows
+    assert [str(pipe.column(column).dtype) for column in "nfbg"] == ["uint64", "float64", "float64", "float64"]
 
 
 def test_several_tables_are_not_one() -> None:
