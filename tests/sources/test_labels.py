@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -53,48 +50,9 @@ def batch_of(pipe: Any) -> list[int]:
 
 
 @every_source
-def test_text_labels_are_numbered_by_the_given_names(source: Any) -> None:
-    pipe = source(TEXT, class_names=BIRDS)
-    assert batch_of(pipe) == pipe.column("y").tolist() == [1, 0, 2, 1]
-    assert pipe.class_names() == BIRDS
-    assert pipe.filter_classes(valid=["stork"]).column("x").tolist() == [0.0, 3.0]
-
-
-@every_source
-def test_text_labels_without_names_are_numbered_as_folders(source: Any) -> None:
-    pipe = source(TEXT)
-    assert batch_of(pipe) == pipe.column("y").tolist() == [2, 1, 0, 2]
-    assert pipe.class_names() == ("gull", "heron", "stork")
-
-
-@every_source
 def test_a_label_that_has_no_name_is_an_error(source: Any) -> None:
     with pytest.raises(ValueError, match=r"has (class )?'stork', which is not among the classes heron, strok.*'strok'"):
         source(TEXT, class_names=["heron", "strok"]).column("y")
-
-
-@every_source
-def test_other_labels_stay_as_they_are(source: Any) -> None:
-    assert source([3, 1]).column("y").tolist() == [3, 1]
-    assert source([3, 1]).class_names() is None
-    assert source(["10", "9", "-1"]).column("y").tolist() == [10, 9, -1]
-    assert source(["10", "9"], class_names=["9", "10"]).column("y").tolist() == [1, 0]
-    assert source([["heron"], []]).column("y").tolist() == [["heron"], []]
-
-
-def test_an_unlabelled_sample_is_minus_one() -> None:
-    pipe = from_ids(["heron", None, "stork"])
-    assert pipe.column("y").tolist() == [0, -1, 1]
-    assert from_ids(np.array(["b", "a"])).column("y").tolist() == [1, 0]
-
-
-def test_a_csv_of_paths_and_names_trains(tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    table.write_text("path,label\n" + "".join(f"{n},{label}\n" for n, label in enumerate(TEXT)))
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
-    pipe = kdp.from_ids([row["path"] for row in rows], [row["label"] for row in rows], load=float)
-    assert batch_of(pipe) == [2, 1, 0, 2]
 
 
 def test_labels_of_items_are_numbered_where_names_are_given() -> None:
@@ -194,14 +152,3 @@ def test_class_names_without_an_order_are_an_error(names: Any) -> None:
 def test_class_names_that_come_twice_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"`class_names` must be unique.*'a' occurs more than once"):
         kdp.from_ids(["1", "2"], ["a", "b"], load="{id}", class_names=["a", "b", "a"])
-
-
-def test_a_missing_label_does_not_keep_the_others_text() -> None:
-    for missing in (None, float("nan"), np.nan):
-        pipe = kdp.from_ids(["1", "2", "3"], ["cat", "dog", missing], load="{id}")
-        assert (pipe.column("y").tolist(), pipe.class_names()) == ([0, 1, -1], ("cat", "dog"))
-
-
-def test_a_number_beyond_the_class_names_is_an_error() -> None:
-    with pytest.raises(ValueError, match="`labels` has 5, but `class_names` names 2 classes"):
-        kdp.from_ids(["1", "2"], [0, 5], load="{id}", class_names=["a", "b"])
