@@ -77,7 +77,7 @@ if __name__ == "__main__":
 """
 
 
-def test_without_what_macos_lacks_worker_processes_share_batches_and_are_replaced(tmp_path: Path) -> None:
+def test_processes_share_batches_without_what_macos_lacks(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(ON_MACOS, encoding="utf-8")
     run = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "marker")]
     done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=100)

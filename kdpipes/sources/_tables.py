@@ -84,7 +84,7 @@ def _columns_of(table: Any) -> Any:
     for name in table:
         try:
             columns[name] = _as_column(table[name])
-        except (pa.ArrowException, OverflowError) as error:
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise DataError(
                 f"Column {name!r} of the table cannot be read: {str(error).rstrip('.')}. Give its entries one type. "
                 "Integers beyond 64 bits can be text: `list(map(str, column))`."
@@ -327,7 +327,12 @@ def _as_column(values: Any) -> Any:
     try:
         return pa.array(values)
     except OverflowError as error:
-        try:
-            return pa.array(values, pa.uint64())
-        except (pa.ArrowException, OverflowError):
-            raise error from None
+        rest: dict[str, Any] = {"type": pa.uint64()}
+        reason: Exception = error
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        rest = {"from_pandas": True}  # missing values are NaN, pandas.NA or NaT
+        reason = error
+    try:
+        return pa.array(values, **rest)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        raise reason from None

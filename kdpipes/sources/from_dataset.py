@@ -283,7 +283,7 @@ def _in_order(labels: Any) -> Any:
 def _is_column(found: Any, size: int) -> bool:
     try:
         return bool(np.shape(found) == (size,))
-    except ValueError:  # NumPy rejects nested lists of different lengths
+    except (TypeError, ValueError):  # NumPy rejects lists of different lengths, and tensors of bfloat16
         return False
 
 

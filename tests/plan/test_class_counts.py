@@ -18,10 +18,6 @@ def test_pipes_and_labels_are_counted() -> None:
     assert kdp.class_counts([]) == {}
 
 
-def test_samples_without_a_label_count_as_unlabelled() -> None:
-    assert kdp.class_counts(kdp.from_dataset([("a", None), ("b", 0), ("c", None)])) == {-1: 2, 0: 1}
-
-
 def test_an_array_is_counted_without_a_loop_over_it() -> None:
     class Labels(np.ndarray[Any, Any]):
         def __iter__(self) -> Any:

@@ -40,12 +40,6 @@ def test_the_chosen_classes_stay_in_order_and_keep_labels(make: Any, param: str)
         assert epochs(make(ITEMS).filter_classes(**{param: classes})) == [kept, kept], classes
 
 
-def test_labels_that_are_names_themselves_are_chosen_by_name() -> None:
-    for make in (indexed, stream):
-        items = [("a", "heron"), ("b", "gull"), ("c", "heron")]
-        assert epochs(make(items).filter_classes(valid="heron")) == [[items[0], items[2]]] * 2
-
-
 def test_an_indexed_source_reports_what_is_left(letters: kdp.MapPipe) -> None:
     pipe: Any = letters.filter_classes(invalid=["gull"])
     assert len(pipe) == 5

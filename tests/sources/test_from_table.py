@@ -76,13 +76,6 @@ def test_a_file_without_a_header(tmp_path: Path) -> None:
     assert kdp.from_table(path, label="f1", header=False).column("y").tolist() == [1, 0]
 
 
-def test_class_names_number_labels_and_unknown_ones_fail() -> None:
-    names = ["stork", "gull", "heron"]
-    assert kdp.from_table(COLUMNS, label="bird", class_names=names).column("y").tolist() == [0, 2, -1]
-    with pytest.raises(ValueError, match="`label` has 'heron', which is not among the classes stork, gull"):
-        kdp.from_table(COLUMNS, label="bird", class_names=["stork", "gull"])
-
-
 def test_batches_with_workers_and_a_copy_of_the_source(folder: Path) -> None:
     pipe = kdp.from_table(COLUMNS, path="file", label="bird", root=folder)
     chain = pipe.select("x y width").deal(batch_size=2)
