@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -28,54 +28,35 @@ def smallest_int(stop: int) -> type[np.integer[Any]]:
     return np.int32 if stop <= np.iinfo(np.int32).max else np.int64
 
 
-def _dense(labels: NDArray[Any]) -> tuple[NDArray[np.uint16], int, int] | None:
-    """Return integer labels minus the lowest one, the lowest one, and the number of values up to the highest.
-
-    If these fit into 16 bits, tables and radix sorts take linear time. Otherwise, the result is None.
-    """
-    if labels.dtype.kind not in "iu" or not len(labels):
-        return None
-    lowest, highest = int(labels.min()), int(labels.max())
-    if highest - lowest > np.iinfo(np.uint16).max:
-        return None
-    numbers = labels if lowest == 0 else np.subtract(labels, lowest, dtype=np.int64)
-    return numbers.astype(np.uint16), lowest, highest - lowest + 1
-
-
 def number_classes(labels: NDArray[Any]) -> tuple[NDArray[Any], Ints]:
     """Return the distinct labels in ascending order, and the index among them of each input label.
 
     >>> number_classes(np.array([7, 2, 7]))[0]
     array([2, 7])
     """
-    dense = _dense(labels)
-    if dense is None:
+    are_numbers = labels.dtype.kind in "iu" and len(labels) > 0 and labels.max() <= np.iinfo(np.int64).max
+    lowest = int(labels.min()) if are_numbers else 0
+    if not are_numbers or int(labels.max()) - lowest >= _CHUNK:
         classes, places = np.unique(labels, return_inverse=True)
         return classes, places.reshape(-1).astype(smallest_int(len(classes) + 1))
-    numbers, lowest, size = dense
-    present = np.flatnonzero(np.bincount(numbers, minlength=size))
-    table = np.zeros(size, dtype=np.int32)
+    # Numbers of 16 bits are counted in a table, in linear time.
+    numbers = labels.astype(np.uint16) - np.uint16(lowest % _CHUNK)
+    present = np.flatnonzero(np.bincount(numbers))
+    table = np.zeros(_CHUNK, dtype=np.int32)
     table[present] = np.arange(len(present))
     return present + lowest, table[numbers]
 
 
-def keep_classes(labels: NDArray[Any], classes: ArrayLike, *, keep: bool) -> Ints:
+def keep_classes(labels: NDArray[Any], classes: Sequence[Any], *, keep: bool) -> Ints:
     """Return the positions of the labels that are among `classes` (`keep=True`) or not among them, in order.
 
     >>> keep_classes(np.array([2, 0, 1, 0]), [0], keep=True)
     array([1, 3], dtype=int32)
     """
-    classes = np.asarray(classes)
-    dense = _dense(labels) if classes.dtype.kind in "iu" else None
-    if dense is None:
-        chosen = np.isin(labels, classes)
-    else:
-        numbers, lowest, size = dense
-        places = classes.astype(np.int64) - lowest
-        table = np.zeros(size, dtype=bool)
-        table[places[(places >= 0) & (places < size)]] = True
-        chosen = table[numbers]
-    return np.flatnonzero(chosen if keep else ~chosen).astype(smallest_int(len(labels)))
+    known, numbers = number_classes(labels)
+    wanted = set(classes)
+    table = np.asarray([(label in wanted) == keep for label in known.tolist()], dtype=bool)
+    return np.flatnonzero(table[numbers]).astype(smallest_int(len(labels)))
 
 
 def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
@@ -84,26 +65,22 @@ def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
     >>> class_counts(np.array([2, 0, 2]))
     {0: 1, 2: 2}
     """
-    dense = _dense(labels)
-    if dense is not None:
-        numbers, lowest, size = dense
-        counts = np.bincount(numbers, minlength=size)
-        return {lowest + place: int(counts[place]) for place in np.flatnonzero(counts).tolist()}
-    classes, counts = np.unique(labels, return_counts=True)
-    return dict(zip(classes.tolist(), counts.tolist(), strict=True))
+    classes, numbers = number_classes(labels)
+    return dict(zip(classes.tolist(), np.bincount(numbers, minlength=len(classes)).tolist(), strict=True))
+
+
+def _groups(labels: NDArray[Any]) -> list[tuple[Any, Ints]]:
+    """Return the classes in ascending order, each with its positions in ascending order."""
+    classes, numbers = number_classes(labels)
+    counts = np.bincount(numbers, minlength=len(classes))
+    numbers = numbers.astype(np.uint16) if len(classes) <= 1 << 16 else numbers  # which NumPy sorts in linear time
+    order = np.argsort(numbers, kind="stable").astype(smallest_int(len(labels)))
+    return list(zip(classes.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=False))
 
 
 def _by_class(labels: NDArray[Any]) -> list[Ints]:
-    """Return the positions of each class in ascending order, by ascending class. Unlabelled samples are left out."""
-    dense = _dense(labels)
-    inverse: NDArray[Any]
-    if dense is not None:
-        inverse, counts = dense[0], np.bincount(dense[0], minlength=dense[2])
-    else:
-        _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    order = np.argsort(inverse.reshape(-1), kind="stable").astype(smallest_int(len(labels)))
-    groups = [group for group in np.split(order, np.cumsum(counts)[:-1]) if len(group)]
-    return [group for group in groups if labels[group[0]] != missing_of(labels)]
+    """Return the positions of each class. Unlabelled samples are left out."""
+    return [group for label, group in _groups(labels) if label != missing_of(labels)]
 
 
 def oversample_multiply(labels: NDArray[Any]) -> Ints:
@@ -114,7 +91,7 @@ def oversample_multiply(labels: NDArray[Any]) -> Ints:
     >>> oversample_multiply(np.array([0, 0, 0, 1, 0]))
     array([0, 1, 2, 3, 4, 3, 3, 3], dtype=int32)
     """
-    groups = _by_class(labels) if len(labels) else []
+    groups = _by_class(labels)
     largest = max(map(len, groups), default=0)
     everything = np.arange(len(labels), dtype=smallest_int(len(labels)))
     return np.concatenate([everything, *(np.tile(group, largest // len(group) - 1) for group in groups)])
@@ -131,7 +108,7 @@ def oversample_exact(labels: NDArray[Any], epoch: int = 0) -> Ints:
     >>> oversample_exact(np.array([0, 0, 0, 1, 1]), epoch=1)
     array([0, 1, 2, 3, 4, 4], dtype=int32)
     """
-    groups = _by_class(labels) if len(labels) else []
+    groups = _by_class(labels)
     largest = max(map(len, groups), default=0)
     parts = [np.zeros(0, dtype=smallest_int(len(labels)))]
     for group in groups:
@@ -153,7 +130,7 @@ def take_per_class(labels: NDArray[Any], number_of: Callable[[int], int], seed: 
     array([0, 1], dtype=int32)
     """
     chosen = [np.zeros(0, dtype=smallest_int(len(labels)))]
-    for group in _by_class(labels) if len(labels) else []:
+    for group in _by_class(labels):
         number = number_of(len(group))
         if seed is not None:
             key = hashlib.blake2b(f"{seed}/{labels[group[0]]}".encode(), digest_size=16).digest()
@@ -177,12 +154,8 @@ def take_stratum(labels: NDArray[Any], start: float, stop: float, *, key: bytes)
     >>> take_stratum(np.array([0, 0, 1, 1]), 0.0, 0.5, key=b"seed").size
     2
     """
-    classes, numbers = number_classes(labels)
-    counts = np.bincount(numbers, minlength=len(classes))
-    numbers = numbers.astype(np.uint16) if len(classes) <= 1 << 16 else numbers  # which NumPy sorts in linear time
-    order = np.argsort(numbers, kind="stable").astype(smallest_int(len(labels)))
     chosen = [np.zeros(0, dtype=smallest_int(len(labels)))]
-    for label, group in zip(classes.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=False):
+    for label, group in _groups(labels):
         permutation = Permutation(len(group), key=key + str(label).encode())
         chosen.append(group[permutation[np.arange(round(start * len(group)), round(stop * len(group)))]])
     return np.sort(np.concatenate(chosen))
@@ -348,17 +321,9 @@ def by_label(labels: NDArray[Any], values: Mapping[Any, float]) -> NDArray[np.fl
     >>> by_label(np.array([1, 0, 2]), {1: 0.5, 2: 3.0})
     array([0.5, 0. , 3. ])
     """
-    dense = _dense(labels)
-    known: Iterable[Any]
-    if dense is not None:
-        places: NDArray[Any] = dense[0]
-        known = range(dense[1], dense[1] + dense[2])
-    else:
-        classes, places = np.unique(labels, return_inverse=True)
-        known = classes.tolist()
-    table: NDArray[np.float64] = np.asarray([values.get(label, 0.0) for label in known], dtype=np.float64)
-    found: NDArray[np.float64] = table[places.reshape(-1)]
-    return found
+    classes, numbers = number_classes(labels)
+    table: NDArray[np.float64] = np.asarray([values.get(label, 0.0) for label in classes.tolist()], dtype=np.float64)
+    return table[numbers]
 
 
 def draw_weighted(

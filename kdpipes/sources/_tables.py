@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}  # b
 _HEAD = 1 << 16  # bytes from which the delimiter is guessed
 _BLOCK = 1 << 28  # bytes of a file that are parsed together if a row or a change of types does not fit pyarrow's blocks
 _LARGE = 2.0**63  # integers from here on need all 64 bits
+_ERRORS = (ValueError, TypeError, OverflowError, NotImplementedError)  # of Arrow, where it cannot convert values
 _HUGGING_FACE = b"huggingface"  # the entry of a schema's metadata that holds the features
 
 
@@ -72,7 +74,7 @@ def as_arrow(table: Any) -> Any:
         TypeError: This is not a table.
     """
     try:
-        return _with_unique_names(_converter_of(table)(table), "The table")
+        return _with_unique_names(_converted(table), "The table")
     except DataError:
         raise
     except (pa.ArrowException, ValueError) as error:
@@ -84,19 +86,12 @@ def _columns_of(table: Any) -> Any:
     for name in table:
         try:
             columns[name] = _as_column(table[name])
-        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        except _ERRORS as error:
             raise DataError(
                 f"Column {name!r} of the table cannot be read: {str(error).rstrip('.')}. Give its entries one type. "
                 "Integers beyond 64 bits can be text: `list(map(str, column))`."
             ) from error
     return pa.table(columns)
-
-
-def _of_pandas(table: Any) -> Any:
-    try:
-        return pa.Table.from_pandas(table, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return _columns_of(table)
 
 
 def _with_unique_names(rows: Any, where: str) -> Any:
@@ -299,20 +294,23 @@ def _encoding_hint(url: str) -> str:
     )
 
 
-def _converter_of(table: Any) -> Callable[[Any], Any]:
+def _converted(table: Any) -> Any:
     if isinstance(table, pa.Table):
-        return lambda table: table
+        return table
     if isinstance(table, Mapping):
         parts = [name for name, part in table.items() if hasattr(part, "column_names") or hasattr(part, "columns")]
         if parts:
             raise TypeError(must_be("table", "one table, not several", table, f"Choose one: `table[{parts[0]!r}]`."))
-        return _columns_of
+        return _columns_of(table)
     if hasattr(table, "iloc") and hasattr(table, "columns"):  # pandas
-        return _of_pandas
+        try:
+            return pa.Table.from_pandas(table, preserve_index=False)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # but not for two columns of one name
+            return _columns_of(table)
     if hasattr(table, "to_arrow"):  # polars
-        return lambda table: table.to_arrow()
+        return table.to_arrow()
     if hasattr(table, "with_format") and hasattr(table, "__len__"):  # Hugging Face
-        return lambda table: table.with_format("arrow")[:]
+        return table.with_format("arrow")[:]
     raise TypeError(must_be("table", "a path, a DataFrame, or a dictionary of columns", table))
 
 
@@ -326,13 +324,8 @@ def _as_column(values: Any) -> Any:
     values = values if hasattr(values, "dtype") and np.ndim(values) == 1 else list(values)
     try:
         return pa.array(values)
-    except OverflowError as error:
-        rest: dict[str, Any] = {"type": pa.uint64()}
-        reason: Exception = error
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        rest = {"from_pandas": True}  # missing values are NaN, pandas.NA or NaT
-        reason = error
-    try:
-        return pa.array(values, **rest)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        raise reason from None
+    except _ERRORS:
+        for options in ({"type": pa.uint64()}, {"from_pandas": True}):  # where missing values may be NaN or NaT
+            with suppress(*_ERRORS):
+                return pa.array(values, **options)
+        raise

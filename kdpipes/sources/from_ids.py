@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -109,12 +110,12 @@ class IdReaderMapDataPipe(MapPipe):
         return sample if files is None else sample.share(identity_of(str(name)))
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        ids = [self._ids.value[index] for index in positions.tolist()]
         keys = list(map(self._key, positions.tolist()))
         found: dict[str, Sequence[Any]] = {"key": keys, "index": positions.tolist()}
         if "y" in names and self._labels is not None:
             found["y"] = labels_at(self._labels.value, positions)
         if "x" in names:
+            ids = [self._ids.value[index] for index in positions.tolist()]
             found["x"] = made_of_each(bulk, self._load, ids, keys=lambda: keys, what="loading field 'x'")
         return [found[name] for name in names]
 
@@ -217,14 +218,6 @@ def _aligned_series(ids: Any, labels: Any) -> Any:
     )
 
 
-def _readable(names: Sequence[Any], index: int) -> list[Any]:
-    """Return the ID at a position in a list; an empty list if it has none, which is an error when it is read."""
-    try:
-        return [names[index]]
-    except DataError:
-        return []
-
-
 class FileLoader(Fingerprinted):
     """Reads the file of an ID by the suffix of its path. Nothing in the file is executed."""
 
@@ -240,7 +233,11 @@ class FileLoader(Fingerprinted):
         """Start to read the files at the next positions."""
 
         def files_at(indices: list[int]) -> list[tuple[str, int]]:
-            return [(self.path_of(name), -1) for index in indices for name in _readable(names, index)]
+            files = []
+            for index in indices:
+                with suppress(DataError):  # of a row without a path, which is an error when it is read
+                    files.append((self.path_of(names[index]), -1))
+            return files
 
         self._reader.prefetch(order, files_at)
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.bulk import Bulk, made_of_each
+from kdpipes.core.bulk import Bulk
 from kdpipes.core.errors import DataError, check_names, closest, must_be
-from kdpipes.core.labels import label_at, labels_at, number_labels
+from kdpipes.core.labels import number_labels
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.shared import Shared
 from kdpipes.sources._tables import as_arrow, class_names_of, files_of, read_files
 from kdpipes.sources.from_ids import FileLoader, IdReaderMapDataPipe
 from kdpipes.storage.access import Access, using
@@ -118,9 +119,13 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         paths_of = [name for _, name in template] or [path]
         _check_columns(rows, path=paths_of, label=[label], key=[key], columns=kept)
         _check_fields(kept, has_file=path is not None, label=label)
-        self._columns = {name: _Column(_one(rows.column(name))) for name in kept}
+        self._columns = {name: _Column(_one(rows.column(name))) for name in kept if name != "y" or label is None}
         self._num_rows = int(rows.num_rows)
-        paths = None if path is None else _paths_in(rows, path, template)
+        paths = None
+        if template:
+            paths = _filled(template, rows)
+        elif path is not None:
+            paths = _texts_of("path", path, rows)
         keys = paths if key is None else _texts_of("key", key, rows)
         self._keys = None if keys is None else _Texts(keys)
         if key is not None and self._keys is not None:
@@ -136,15 +141,15 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             access = Access(storage_options=storage_options, hedge_s=hedge_s, origin=origin)
             super().__init__(located, None, FileLoader("{id}", access, _HINT))
         self._class_names = check_names("class_names", class_names)
-        self._numbers: NDArray[Any] | None = None
         if label is not None:
             names = self._class_names or class_names_of(rows, label)
-            self._numbers, self._class_names = number_labels(_labels_in(rows, label), names, param="label")
+            numbers, self._class_names = number_labels(_labels_in(rows, label), names, param="label")
+            self._labels = Shared(numbers)
 
     def fingerprint(self) -> Any:
         keys = None if self._keys is None else _digest(self._keys.values)
         columns = [(name, _digest(column.values)) for name, column in self._columns.items()]
-        return keys, columns, self._numbers, self._class_names
+        return keys, columns, self._labels, self._class_names
 
     def __len__(self) -> int:
         return self._num_rows
@@ -155,21 +160,12 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             del sample["x"]
         for name, column in self._columns.items():
             sample[name] = Lazy(lambda _, column=column: column[index], what=f"reading {name!r}", is_cheap=True)
-        if self._numbers is not None:
-            sample["y"] = label_at(self._numbers, index)
         return sample
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        indices: list[int] = positions.tolist()
-        keys = list(map(self._key, indices))
-        found: dict[str, Sequence[Any]] = {"key": keys, "index": indices}
-        found |= {name: self._columns[name].take(indices) for name in names if name in self._columns}
-        if "y" in names and self._numbers is not None:
-            found["y"] = labels_at(self._numbers, positions)
-        if "x" in names and self._has_file:
-            paths = [self._ids.value[index] for index in indices]
-            found["x"] = made_of_each(bulk, self._load, paths, keys=lambda: keys, what="loading field 'x'")
-        return [found[name] for name in names]
+        rest = [name for name in names if name not in self._columns]
+        read = dict(zip(rest, super().read_fields(rest, positions, bulk) or (), strict=True))
+        return [read[name] if name in read else self._columns[name].take(positions.tolist()) for name in names]
 
     def _name(self, index: int) -> str:
         return str(index) if self._keys is None else identity_of(self._keys[index])
@@ -178,11 +174,9 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         return None if self._keys is None or self._keys.differ() else self._keys.names()
 
     def has_column(self, name: str) -> bool:
-        return name in ("key", *self._columns) or (name == "y" and self._numbers is not None)
+        return name in ("key", *self._columns) or super().has_column(name)
 
     def read_column(self, name: str) -> NDArray[Any]:
-        if name == "y" and self._numbers is not None:
-            return self._numbers
         if name == "key" and name not in self._columns:
             if self._keys is None:
                 return np.arange(len(self)).astype(f"<U{max(len(str(len(self) - 1)), 1)}")
@@ -193,8 +187,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         return self._columns[name].as_numpy() if name in self._columns else super().read_column(name)
 
     def field_names(self) -> frozenset[str]:
-        added = {"x": self._has_file, "y": self._numbers is not None}
-        return frozenset(self._columns) | {name for name, is_there in added.items() if is_there}
+        return frozenset(self._columns) | super().field_names().difference(() if self._has_file else "x")
 
 
 class _Column:
@@ -225,8 +218,7 @@ class _Column:
                 column[index] = self._value_of(value)
             return column
         found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-        has_gaps = pa.types.is_integer(values.type) and found.dtype.kind == "f"
-        is_rounded = has_gaps and bool((np.abs(found) >= _EXACT).any())
+        is_rounded = pa.types.is_integer(values.type) and found.dtype.kind == "f" and (np.abs(found) >= _EXACT).any()
         return as_column(values.to_pylist()) if is_rounded or found.dtype == object else found
 
 
@@ -240,7 +232,7 @@ def _reader_of(kind: Any) -> Callable[[Any], Any]:
     if _is_short_number(kind):
         return partial(_number_in, kind.to_pandas_dtype())
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return _numbers_in if is_list and _is_short_number(kind.value_type) else _object_in
+    return _numbers_in if is_list and _is_short_number(kind.value_type) else methodcaller("as_py")
 
 
 def _shape_of(kind: Any) -> tuple[tuple[int, ...], Any]:
@@ -263,10 +255,6 @@ def _is_short_number(kind: Any) -> bool:
 
 def _is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _object_in(entry: Any) -> Any:
-    return entry.as_py()
 
 
 def _number_in(kind: Any, entry: Any) -> Any:
@@ -430,10 +418,6 @@ def _labels_in(rows: Any, label: str) -> Any:
     return values if is_plain or pa.types.is_dictionary(values.type) else _Column(values).as_numpy()
 
 
-def _paths_in(rows: Any, path: str, template: Sequence[tuple[str, str | None]]) -> Any:
-    return _filled(template, rows) if template else _texts_of("path", path, rows)
-
-
 def _filled(template: Sequence[tuple[str, str | None]], rows: Any) -> Any:
     """Return a template with the entries of each row as a column; missing where an entry is missing or empty."""
     parts: list[Any] = []
@@ -476,22 +460,7 @@ def _one(column: Any) -> Any:
 
 def _digest(values: Any) -> bytes:
     """Return a digest of a column that does not depend on its layout in memory."""
-    sink = _Hashing()
-    batch = pa.record_batch([values], names=["values"])
-    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema) as writer:
+    sink, batch = pa.BufferOutputStream(), pa.record_batch([values], names=["values"])
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.hash.digest()
-
-
-class _Hashing(io.RawIOBase):
-    """A file that hashes what is written to it."""
-
-    def __init__(self) -> None:
-        self.hash = hashlib.blake2b(digest_size=16)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self.hash.update(content)
-        return len(content)
+    return hashlib.blake2b(sink.getvalue(), digest_size=16).digest()
