@@ -1,4 +1,4 @@
-"""A server of HTTP on this machine, whose answers tests choose."""
+"""A server of HTTP on this machine, whose responses tests choose."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from webdataset import TarWriter
 
 
 class Served:
-    """What a server has, and how it answers.
+    """What a server has, and how it responds.
 
     Args:
         files: Contents by path, without the query.
-        headers: Sent along with every answer.
+        headers: Sent along with every response.
         rejected: The status for paths that it rejects.
         redirects: Where paths lead that begin with the given ones.
         required: What the query of each request must have; others are rejected.
         has_ranges: Whether it gives parts of files; others get all of them.
         tag_of: The ETag of a content, for a method; empty for none.
         shift: How many bytes later than requested parts begin.
-        before: Called with each request, before its answer.
+        before: Called with each request, before its response.
         asked: The requests, with their queries.
         authorizations: The header `Authorization` of each request, empty where it is missing.
     """

@@ -75,7 +75,7 @@ PROOFS = {
         "A zip is unpacked only": "test_a_zip_that_reaches_out_of_the_folder_is_rejected",
         "A zip that claims to hold": "test_a_zip_that_would_fill_the_disk_is_rejected",
     },
-    "storage/test_answers.py": {
+    "storage/test_responses.py": {
         "If the index of a remote shard is much": "test_an_index_that_is_too_large_is_no_index",
         "A remote file that is read whole": "test_a_file_without_an_end_is_an_error",
     },
@@ -145,7 +145,7 @@ GUARANTEES = {  # by file: the beginning of each event on the page on reliabilit
         "Ctrl-C": "test_ctrl_c_ends_the_workers_and_the_iterator_continues",
     },
     "sources/test_stream_shards.py": {"a request to storage": "test_members_that_come_damaged_are_read_again"},
-    "storage/test_answers.py": {"a remote shard or file": "test_a_stream_joins_no_two_versions"},
+    "storage/test_responses.py": {"a remote shard or file": "test_a_stream_joins_no_two_versions"},
     "storage/test_catalog_file.py": {
         "a corrected shard": "test_a_shard_that_has_changed_since_is_indexed_again",
         "the labels of shards": "test_a_run_after_another_one_sees_new_labels",

@@ -183,7 +183,7 @@ sources/test_open_shards_elsewhere_faults.py
 sources/test_open_shards_elsewhere_indexes.py
 sources/test_open_shards_elsewhere_whole.py
 storage/test_codec.py::test_an_entry_that_reads_its_bytes_twice_is_damaged
-storage/test_answers.py
+storage/test_responses.py
 storage/test_catalog_file.py
 storage/test_object_store.py
 storage/test_object_store_clouds.py

@@ -632,7 +632,7 @@ class CacherInRedis(Cacher):
         ttl_s: How long an entry is kept, in seconds; None for no limit.
         on_unreachable: What to do if the server cannot be reached: "raise" an error, or "go_on" without the cache, with
             a warning, until the server is reachable again.
-        timeout_s: How long to wait for an answer, in seconds.
+        timeout_s: How long to wait for a response, in seconds.
         max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry, written by another program, is
             not read; its value is loaded again and the entry replaced.
         verify: When checksums are compared: "always", "once" per process and entry, or "never".

@@ -250,7 +250,7 @@ def _images(values: Mapping[str, Any]) -> list[Any]:
             return [value]
         if isinstance(value, tuple) and value and all(getattr(view, "ndim", 0) == 4 for view in value):
             return list(zip(*value, strict=True))
-        if isinstance(value, list) and value:
+        if isinstance(value, list):
             views = [view for image in value for view in (image if isinstance(image, tuple) else [image])]
             if views and all(map(is_image, views)):
                 return value

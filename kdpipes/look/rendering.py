@@ -28,14 +28,14 @@ def _template() -> jinja2.Template:
 
     loader = jinja2.PackageLoader("kdpipes", "look")
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_finalized
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Text is shown without control characters. What a macro has made is of another type, and passes.
+        finalize=lambda value: printable(value, keep="\n\t") if type(value) is str else value,
     )
     return environment.get_template("look.html.jinja")
-
-
-def _finalized(value: Any) -> Any:
-    """Return a value for HTML; of text, without control characters. What a macro has made passes."""
-    return printable(value, keep="\n\t") if type(value) is str else value
 
 
 def elided(text: str, longest: int) -> str:

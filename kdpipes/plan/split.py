@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import hash_values, smallest_int, take_stratum
-from kdpipes.core.errors import check_seed, is_number, must_be
+from kdpipes.core.errors import check_number, check_seed, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import hash_key
@@ -17,7 +17,7 @@ from kdpipes.core.registry import note_name
 from kdpipes.plan._classes import labels_of
 
 
-def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares: float) -> Any:
+def split(source_datapipe: MapPipe, *unnamed: NoReturn, by: str = "key", seed: int = 0, **shares: float) -> Any:
     """Divide an indexed source into disjoint parts that together hold every sample.
 
     To avoid leakage between the parts, choose `by` so that samples that belong together, such as all images of a
@@ -44,14 +44,14 @@ def split(source_datapipe: MapPipe, *, by: str = "key", seed: int = 0, **shares:
         >>> train, test = kdp.split(letters, train=0.6, test=0.4, by="y")
         >>> kdp.class_counts(train), kdp.class_counts(test)
         ({0: 3, 1: 3}, {0: 2, 1: 2})
+        >>> kdp.split(letters, 0.8)
+        Traceback (most recent call last):
+        ValueError: `split` needs the parts and their shares, like `kdp.split(pipe, train=0.8, val=0.2)`.
     """
-    if not shares:
+    if unnamed or not shares:
         raise ValueError("`split` needs the parts and their shares, like `kdp.split(pipe, train=0.8, val=0.2)`.")
     for name, share in shares.items():
-        if not is_number(share):
-            raise TypeError(must_be(name, "a share between 0 and 1", share))
-        if not 0 < share <= 1:
-            raise ValueError(must_be(name, "a share above 0 and at most 1", share, "Write 80 % as 0.8."))
+        check_number(name, share, "a share above 0 and at most 1", 1e-12, 1, "Write 80 % as 0.8.")
     total = sum(shares.values())
     if abs(total - 1) > 1e-9:
         hint = "Name the rest, too: `kdp.split(pipe, train=0.8, rest=0.2)`." if total < 1 else ""

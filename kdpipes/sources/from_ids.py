@@ -47,7 +47,7 @@ class IdReaderMapDataPipe(MapPipe):
         class_names: The names of the classes 0, 1, ...; by default, the sorted labels if these are text.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
             `{"anon": True}` for S3. Workers get them; no `repr`, state, fingerprint or error contains them.
-        hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
+        hedge_s: The seconds after which a read without a response is requested a second time; the first one counts.
 
     Raises:
         ValueError: A label is not among `class_names`; an ID has no label; `labels` and `ids` differ in length; or

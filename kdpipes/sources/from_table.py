@@ -70,7 +70,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             usually "," in `.csv`, a tab in `.tsv`, and blanks in `.txt`. Of blanks, any number counts as one delimiter.
         storage_options: The arguments of fsspec's file system, for the table and the files. They may be secrets, and
             are neither shown nor written.
-        hedge_s: After how many seconds a read of a file without an answer is requested a second time; None is never.
+        hedge_s: After how many seconds a read of a file without a response is requested a second time; None is never.
 
     In files of text, entries of the columns for labels, keys and paths are read as text: "00012", "1e5", "NA" and
     "true" stay the same, and only an empty entry is missing. Other columns become numbers if all of their entries are.

@@ -65,7 +65,7 @@ class ImageFolderMapDataPipe(MapPipe):
             an error.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
             `{"anon": True}` for S3. Workers get them; no `repr`, state, fingerprint or error contains them.
-        hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
+        hedge_s: The seconds after which a read without a response is requested a second time; the first one counts.
 
     Memory: the length of the paths and 12 bytes for each image, shared by all workers.
 

@@ -57,7 +57,7 @@ def index_shards(
             `"json.label,json.size.width"`. They must be numbers, booleans, strings or null.
         checksums: Whether to read the contents of local shards, too, and keep their checksums. Indexes of remote shards
             always have them.
-        timeout_s: How long remote storage may take to answer a request, in seconds, plus 1 s for each 256 KiB of a
+        timeout_s: How long remote storage may take to respond to a request, in seconds, plus 1 s for each 256 KiB of a
             large one; a second timeout is an error. None waits without limit.
         storage_options: The arguments of fsspec's file system, for all URLs.
 

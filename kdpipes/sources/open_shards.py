@@ -96,14 +96,14 @@ class ShardReaderMapDataPipe(MapPipe):
         cache_dir: The folder for whole shards; None is `shards` in the local cache.
         max_cache_bytes: The maximum size of this folder, including downloads in progress; None is half of the free
             space on its disk. If there is no room for a shard, its members are read instead.
-        timeout_s: How long remote storage may take to answer a request, in seconds, plus 1 s for each 256 KiB of a
+        timeout_s: How long remote storage may take to respond to a request, in seconds, plus 1 s for each 256 KiB of a
             large one; a second timeout is an error. None waits without limit.
         decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
             decoded.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
             `{"anon": True}` for S3, for all URLs. Workers get them; no `repr`, state, fingerprint or error contains
             them.
-        hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
+        hedge_s: The seconds after which a read without a response is requested a second time; the first one counts.
 
     Memory: the length of the keys, 12 bytes a sample, 12 to 16 bytes a member and 8 a class, shared by all workers;
         for remote shards, also up to 256 MB in each worker that are read ahead.

@@ -56,14 +56,14 @@ class ShardStreamerIterDataPipe(IterPipe):
             Compressed shards have their own checksums.
         max_member_bytes: The maximum size of a member; a larger member is an error of its shard. A small compressed
             shard can hold members that do not fit into memory.
-        timeout_s: How long remote storage may take to answer a request, in seconds, plus 1 s for each 256 KiB of a
+        timeout_s: How long remote storage may take to respond to a request, in seconds, plus 1 s for each 256 KiB of a
             large one; a second timeout is an error. None waits without limit.
         decode: Whether to decode texts, JSON, arrays and tensors; False returns their bytes. Numbers are always
             decoded.
         storage_options: The arguments of fsspec's file system, such as `{"key": ..., "secret": ...}` or
             `{"anon": True}` for S3, for all URLs. Workers get them; no `repr`, state, fingerprint or error contains
             them.
-        hedge_s: The seconds after which a read without an answer is requested a second time; the first answer counts.
+        hedge_s: The seconds after which a read without a response is requested a second time; the first one counts.
 
     Length: unknown.
 

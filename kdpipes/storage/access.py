@@ -36,9 +36,9 @@ class Access:
     """How a pipe reaches remote storage. The options may hold secrets: neither `repr` nor errors show them.
 
     Args:
-        timeout_s: How many seconds the storage may take to answer; None is without limit.
+        timeout_s: How many seconds the storage may take to respond; None is without limit.
         storage_options: The arguments of fsspec's file system.
-        hedge_s: After how many seconds a read that has no answer is requested a second time; None is never.
+        hedge_s: After how many seconds a read that has no response is requested a second time; None is never.
         origin: The URL of the list that names the files. It may only name hosts that are no more private than its own.
     """
 

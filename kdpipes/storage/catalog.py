@@ -19,7 +19,6 @@ from kdpipes.core.messages import logger
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads
-from kdpipes.storage.answers import MAX_BYTES, TooLargeError
 from kdpipes.storage.catalog_file import KnownIndexes, cached_index, joined_once, remove_oldest
 from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import (
@@ -35,6 +34,7 @@ from kdpipes.storage.files import (
     write_url,
 )
 from kdpipes.storage.remote import RangeReader, Span
+from kdpipes.storage.responses import MAX_BYTES, TooLargeError
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample, ends_early, index_shard, is_compressed, is_index_of, read_members

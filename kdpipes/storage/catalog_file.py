@@ -46,7 +46,7 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
     Args:
         urls: The URLs of the shards.
         is_current: Whether a catalog describes the shards as they are now. Processes that ask at the same time, such as
-            the ranks of a job, wait for the first one and trust its answer.
+            the ranks of a job, wait for the first one and use its catalog.
         join: Joins the indexes anew.
     """
     path = cache_folder("indexes") / f"{cached_name(urls[0], *map(identity_of, urls))}.joined"

@@ -26,8 +26,8 @@ from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import at_fork
 from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads
-from kdpipes.storage.answers import MAX_BYTES, Content, TooLargeError, Wanted, WrongAnswerError
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
+from kdpipes.storage.responses import MAX_BYTES, Content, TooLargeError, Wanted, WrongResponseError
 from kdpipes.storage.retries import (
     NUM_TRIES,
     SilenceError,
@@ -51,7 +51,7 @@ except ImportError:
 Result = TypeVar("Result")
 
 CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows has none
-_LISTING = 1 << 27  # bytes that answers of unknown size may have
+_LISTING = 1 << 27  # bytes that responses of unknown size may have
 _NUM_LISTED = 16  # folders at a time
 # Names that begin with a dot, and files of macOS, Windows, Linux and Synology's photo station.
 _HIDDEN = re.compile(
@@ -190,7 +190,7 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES, size: int = -1, max_bytes:
         def read() -> Content:
             content = hedged(partial(fetch, filesystem, url, path, Wanted(max_bytes=max_bytes))).content
             if size not in (-1, len(content)):
-                raise WrongAnswerError(
+                raise WrongResponseError(
                     f"its listing says {size} bytes, and {len(content)} came, because storage has cut it, or it has "
                     "been replaced. Run this again, which lists the files again"
                 )
@@ -206,7 +206,7 @@ def if_there(read: Callable[[str], Result], url: str) -> Result | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except DataError as error:
-        if is_local(url) or is_rejected(error):  # some stores answer "forbidden" for missing files
+        if is_local(url) or is_rejected(error):  # some stores respond "forbidden" for missing files
             return None
         raise
 
@@ -449,7 +449,7 @@ def create_url(url: str, content: bytes) -> bytes:
     def create() -> bytes:
         try:
             filesystem.pipe_file(path, content, mode="create")
-        except Exception:  # storage has many errors for a file that exists, and the answer to a write may get lost
+        except Exception:  # storage has many errors for a file that exists, and the response to a write may get lost
             with suppress(FileNotFoundError):
                 return read_url(url)
             raise

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from kdpipes.core.processes import ForkLock, forget_after_fork
 from kdpipes.core.secrets import masked
-from kdpipes.storage.answers import Answer, NoRangesError, Wanted
+from kdpipes.storage.responses import NoRangesError, Response, Wanted
 
 _WITHOUT_EFFECT = {  # on reads through obstore
     *("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop", "asynchronous"),
@@ -43,7 +43,7 @@ _AZURE_SCOPE = "https://storage.azure.com/.default"
 _TUNING = {"retries", "connect_timeout", "read_timeout", "max_pool_connections", "tcp_keepalive"}  # of `config_kwargs`
 _STATIC = ("env", "shared-credentials-file", "config-file", "explicit")  # credentials that do not expire
 _LEASE = timedelta(minutes=5)  # after which botocore is asked again for others; it renews them 10 minutes early
-_LARGEST_S = 64.0  # the time that the body of a large answer may take beyond the time limit
+_LARGEST_S = 64.0  # the time that the body of a large response may take beyond the time limit
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _WHOLE = re.compile(r"non-partial response|NotPartial", re.I)
 _TIMEOUT = re.compile(r"TimedOut|kind: Timeout|operation timed out")
@@ -86,7 +86,7 @@ class ObjectFiles:
         Contents are views of obstore's memory. A copy of 8 MiB costs more than the request: its pages are
         new to the process, so each of them is a page fault (1.1 s of CPU per GB without the copy, 2.9 s with it).
 
-        "read" is no method of file systems: it returns an `Answer` to what is `wanted`.
+        "read" is no method of file systems: it returns a `Response` to what is `wanted`.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -117,20 +117,20 @@ class ObjectFiles:
         except FileNotFoundError as error:
             raise FileNotFoundError(_reason_of(str(error))) from None
 
-    def _read(self, library: Any, client: Any, path: str, key: str, wanted: Wanted) -> Answer:
+    def _read(self, library: Any, client: Any, path: str, key: str, wanted: Wanted) -> Response:
         options = None if wanted.stop is None else {"range": (wanted.start, wanted.stop)}
         try:
             found = library.get(client, key, options=options)
         except library.exceptions.GenericError as error:
             if "416 Range" in str(error):
-                return Answer(b"")
+                return Response(b"")
             if _WHOLE.search(str(error)):
-                raise NoRangesError(f"{wanted.most} bytes were requested, and the answer is the whole file") from None
+                raise NoRangesError(f"{wanted.most} bytes were requested, and the response is the whole file") from None
             raise
         if wanted.stop is None:
             wanted.check_length(found.meta["size"])
         kind = "tag" if self._kind == "s3" else self._kind
-        return Answer(memoryview(found.bytes()), f"{kind}:{tag}" if (tag := found.meta["e_tag"]) else "")
+        return Response(memoryview(found.bytes()), f"{kind}:{tag}" if (tag := found.meta["e_tag"]) else "")
 
     def _info(self, library: Any, client: Any, path: str, key: str) -> Any:
         if path.rpartition("/")[0] in self.filesystem.dircache:

@@ -22,9 +22,9 @@ from fsspec.spec import AbstractFileSystem
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.storage.access import Threads, current_access, using
-from kdpipes.storage.answers import Content, NoRangesError, Wanted, is_other
 from kdpipes.storage.files import ReplacedError, Version, naming, reject_other, remote_info, version_in
 from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.responses import Content, NoRangesError, Wanted, is_other
 from kdpipes.storage.retries import (
     NUM_SILENT,
     SilenceError,
@@ -96,7 +96,7 @@ def _read_once(span: Span) -> Content:
     return content
 
 
-# Tags of answers that differ from those of the same files in listings: some servers have different ones.
+# Tags of responses that differ from those of the same files in listings: some servers have different ones.
 _confirmed: set[tuple[str, str]] = set()
 
 
@@ -317,7 +317,7 @@ class _RemoteFile:
         )
         self._file: Any = None
         self._offset = 0
-        self._answered: dict[str, str] = {}  # the tag of the first answer
+        self._tags: dict[str, str] = {}  # the tag of the first response
         if version is not None:
             self._reject_change(version)
 
@@ -372,11 +372,11 @@ class _RemoteFile:
         return content
 
     def _check_tag(self, tag: str) -> None:
-        """Raise if an answer is of another version than the first one, or than the file that was opened.
+        """Raise if a response is of another version than the first one, or than the file that was opened.
 
-        Some servers give answers to `HEAD` and `GET` different tags, so the latter alone proves nothing.
+        Some servers give responses to `HEAD` and `GET` different tags, so the latter alone proves nothing.
         """
-        if tag and self._answered.setdefault("tag", tag) != tag:
+        if tag and self._tags.setdefault("tag", tag) != tag:
             raise _ChangedError("it has changed since it was opened")
         if is_other(tag, self.version.tag) and not self._is_known:
             self._check_again()
@@ -385,7 +385,7 @@ class _RemoteFile:
         """Return a chunk by reading on, or from the beginning again."""
         try:
             if self._file is None:
-                options = {"block_size": 0} if self._is_http else {}  # one answer, no ranges: it cannot seek
+                options = {"block_size": 0} if self._is_http else {}  # one response, no ranges: it cannot seek
                 self._file, self._offset = self._filesystem.open(self._path, "rb", **options), 0
             if self._offset != start and not self._is_http and self._file.seekable():
                 self._offset = self._file.seek(start)

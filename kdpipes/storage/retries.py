@@ -19,9 +19,9 @@ from fsspec.asyn import sync
 from kdpipes.core.messages import logger
 from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Threads, current_access
-from kdpipes.storage.answers import Answer, NoRangesError, TooLargeError, Wanted, checked_read
 from kdpipes.storage.filesystems import PrivateHostError
 from kdpipes.storage.object_store import ObjectFiles
+from kdpipes.storage.responses import NoRangesError, Response, TooLargeError, Wanted, checked_read
 
 Result = TypeVar("Result")
 
@@ -30,7 +30,7 @@ NUM_TRIES_WITH_COPY = 2  # where a local copy can be used instead
 NUM_SILENT = 2  # tries that may time out: each takes the whole time limit
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _WHOLE = 1 << 23  # bytes that a whole file is expected to have
-_SLOWEST = 1 << 18  # bytes per second; large answers get that much more time
+_SLOWEST = 1 << 18  # bytes per second; large responses get that much more time
 _NAME = "kdpipes-request"  # of threads that are left behind with a request that is late
 _PAUSE_S = 10.0  # between two warnings, because many threads may wait for the same server
 _PERMANENT = (
@@ -62,7 +62,7 @@ _HINTS = {"s3": _OF_S3, "s3a": _OF_S3, "gs": _OF_GS, "gcs": _OF_GS, "http": _OF_
 
 
 class SilenceError(TimeoutError):
-    """Storage has not answered within the time limit. The message names the URL and the limit."""
+    """Storage has not responded within the time limit. The message names the URL and the limit."""
 
 
 def retried(
@@ -102,7 +102,7 @@ def _log_retry(attempt: int, num_tries: int, error: Exception) -> None:
     now = time.monotonic()
     is_due = attempt > 1 and now - _warned_at >= _PAUSE_S
     _warned_at = now if is_due else _warned_at
-    text = masked(f"Storage does not answer, trying again ({attempt + 1} of {num_tries}): {_reason_of(error)}")
+    text = masked(f"Storage does not respond, trying again ({attempt + 1} of {num_tries}): {_reason_of(error)}")
     _log.log(logging.WARNING if is_due else logging.INFO, "%s", text)
 
 
@@ -170,15 +170,15 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
         method: The name of the method.
         url: The URL of the file.
         args: Positional arguments of the method.
-        num_bytes: The size of the answer; large answers get more time.
+        num_bytes: The size of the response; large responses get more time.
         kwargs: Keyword arguments of the method.
 
     Raises:
         SilenceError: It takes longer than the time limit.
     """
-    answer = _ask_objects(filesystem, method, url, *args, **kwargs)
-    if answer is not NotImplemented:
-        return answer
+    response = _ask_objects(filesystem, method, url, *args, **kwargs)
+    if response is not NotImplemented:
+        return response
     filesystem = _without_objects(filesystem)
     call = getattr(filesystem, method)
     # fsspec generates the synchronous methods of asynchronous file systems; only these take a timeout.
@@ -188,31 +188,33 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
     return _on_loop(partial(call, *args, **kwargs), url, num_bytes)
 
 
-def fetch(filesystem: Any, url: str, path: str, wanted: Wanted) -> Answer:
+def fetch(filesystem: Any, url: str, path: str, wanted: Wanted) -> Response:
     """Return the bytes of a file that are wanted, by one request within the time limit; errors name `url`.
 
     Raises:
         NoRangesError: The server has returned the whole file in response to a range request.
         TooLargeError: A file that is wanted whole has too many bytes.
-        WrongAnswerError: Other bytes came.
+        WrongResponseError: Other bytes came.
         SilenceError: It takes longer than the time limit.
     """
-    answer: Answer = _ask_objects(filesystem, "read", url, path, wanted=wanted)
-    if answer is not NotImplemented:
-        return answer
+    response: Response = _ask_objects(filesystem, "read", url, path, wanted=wanted)
+    if response is not NotImplemented:
+        return response
     filesystem = _without_objects(filesystem)
     num_bytes = _WHOLE if wanted.stop is None else wanted.most
     read = checked_read(filesystem)
     if read is not None:
-        return cast("Answer", _on_loop(partial(sync, filesystem.loop, read, filesystem, path, wanted), url, num_bytes))
+        return cast(
+            "Response", _on_loop(partial(sync, filesystem.loop, read, filesystem, path, wanted), url, num_bytes)
+        )
     part = {} if wanted.stop is None else {"start": wanted.start, "end": wanted.stop}
     content = ask(filesystem, "cat_file", url, path, num_bytes=num_bytes, **part)
     wanted.check_length(len(content))
-    return Answer(content)
+    return Response(content)
 
 
 def _ask_objects(filesystem: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-    """Return what obstore answers; NotImplemented if it cannot."""
+    """Return what obstore returns; NotImplemented if it cannot."""
     if not isinstance(filesystem, ObjectFiles):
         return NotImplemented
     seconds = current_access().timeout_s
@@ -244,7 +246,7 @@ def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Resul
     """Return the result of an action that cannot be cancelled; when it is late, a daemon thread is left with it.
 
     Raises:
-        SilenceError: It takes longer than the time limit, which is longer for answers of many bytes.
+        SilenceError: It takes longer than the time limit, which is longer for responses of many bytes.
     """
     seconds = current_access().timeout_s
     if seconds is None:
@@ -259,7 +261,7 @@ def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Resul
 
 
 def hedged(action: Callable[[], Result]) -> Result:
-    """Return the result of a request; one that has no answer in time is sent again, and the first answer counts."""
+    """Return the result of a request; one that has no response in time is sent again, and the first one counts."""
     seconds = current_access().hedge_s
     if seconds is None:
         return action()
@@ -267,14 +269,14 @@ def hedged(action: Callable[[], Result]) -> Result:
     requests = [Threads(1, _NAME).submit(action)]
     if not wait(requests, seconds).done:
         requests.append(Threads(1, _NAME).submit(action))
-    for answered in as_completed(requests):
-        if answered.exception() is None:
+    for done in as_completed(requests):
+        if done.exception() is None:
             break
-    return answered.result()
+    return done.result()
 
 
 def _silence(url: str, seconds: float) -> SilenceError:
     return SilenceError(
-        f"{masked(url)!r} has not answered within {seconds:.4g} s. Is its endpoint right, and can it be reached? "
+        f"{masked(url)!r} has not responded within {seconds:.4g} s. Is its endpoint right, and can it be reached? "
         "A larger `timeout_s=` waits longer"
     )

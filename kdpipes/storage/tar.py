@@ -18,12 +18,12 @@ from fsspec.compression import compr
 
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import warn
-from kdpipes.storage.answers import NoRangesError
 from kdpipes.storage.columns import ColumnBuilder
 from kdpipes.storage.decoding import INTEGER, NUMBERS
 from kdpipes.storage.files import Version, crc32, open_local, read_url
 from kdpipes.storage.memory import read_span
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream, Span, read_range
+from kdpipes.storage.responses import NoRangesError
 from kdpipes.storage.shard_index import IndexBuilder, Places, ShardIndex
 from kdpipes.storage.tar_headers import (
     LONGEST_END,

@@ -139,19 +139,19 @@ def test_storage_that_is_asked_again_is_logged_now_and_then(
     no_waits: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("kdpipes.storage.retries._warned_at", -math.inf)
-    answers = iter([OSError("http://ada:pw@host/a?sig=1 reset"), OSError("again"), OSError("again"), "bytes"] * 3)
+    responses = iter([OSError("http://ada:pw@host/a?sig=1 reset"), OSError("again"), OSError("again"), "bytes"] * 3)
 
     def ask() -> Any:
-        answer = next(answers)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+        response = next(responses)
+        if isinstance(response, OSError):
+            raise response
+        return response
 
     caplog.set_level(logging.INFO, "kdpipes.storage.retries")
     assert [retried(ask) for _ in range(3)] == ["bytes"] * 3
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
-    first = "Storage does not answer, trying again (2 of 6): http://***@host/a?*** reset"
-    assert told[:2] == [("INFO", first), ("WARNING", "Storage does not answer, trying again (3 of 6): again")]
+    first = "Storage does not respond, trying again (2 of 6): http://***@host/a?*** reset"
+    assert told[:2] == [("INFO", first), ("WARNING", "Storage does not respond, trying again (3 of 6): again")]
     assert [level for level, _ in told].count("WARNING") == 1
 
 

@@ -14,11 +14,11 @@ import pytest
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import object_store
-from kdpipes.storage.answers import Wanted
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.object_store import ObjectFiles
 from kdpipes.storage.remote import Span, read_range
+from kdpipes.storage.responses import Wanted
 from tests.processes import in_child
 from tests.proxy import Proxy, slow_proxy
 

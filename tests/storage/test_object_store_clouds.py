@@ -18,10 +18,10 @@ import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import object_store
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.answers import Wanted
 from kdpipes.storage.files import read_url
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.remote import Span, read_range
+from kdpipes.storage.responses import Wanted
 from tests.http_server import Served, serving
 
 pytest.importorskip("obstore")  # which is there for Python 3.11 and newer

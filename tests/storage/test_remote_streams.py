@@ -328,20 +328,20 @@ def test_a_server_that_ignores_ranges_is_read_as_one_file() -> None:
     assert 1 <= len(Careless.num_asked) <= remote._NUM_AHEAD
 
 
-Answer = Callable[[BaseHTTPRequestHandler, int], None]
+Response = Callable[[BaseHTTPRequestHandler, int], None]
 
 
 @contextmanager
-def http_server(answer: Answer) -> Iterator[str]:
-    """Serve `CONTENT`, as `answer` does; it is told how many requests there were before."""
+def http_server(response: Response) -> Iterator[str]:
+    """Serve `CONTENT`, as `response` does; it is told how many requests there were before."""
     numbers = iter(range(1 << 20))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            answer(self, next(numbers))
+            response(self, next(numbers))
 
         def do_HEAD(self) -> None:
-            answer(self, next(numbers))
+            response(self, next(numbers))
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -359,7 +359,7 @@ def _begin(handler: BaseHTTPRequestHandler, status: int, length: int) -> None:
 
 
 def rejects_and_breaks_off(handler: BaseHTTPRequestHandler, number: int) -> None:
-    """Answer 503 at first, and break off in the middle of the first two bodies."""
+    """Respond with 503 at first, and break off in the middle of the first two bodies."""
     if number < 4:
         _begin(handler, 503, 0)
         return
@@ -370,7 +370,7 @@ def rejects_and_breaks_off(handler: BaseHTTPRequestHandler, number: int) -> None
 
 
 def gives_ranges(handler: BaseHTTPRequestHandler, number: int) -> None:
-    """Answer with the part that is asked for, of which every third one breaks off."""
+    """Respond with the part that is asked for, of which every third one breaks off."""
     if handler.command == "HEAD":
         return _begin(handler, 200, len(CONTENT))
     start, stop = (int(text) for text in handler.headers["Range"].removeprefix("bytes=").split("-"))
@@ -385,8 +385,8 @@ def is_not_there(handler: BaseHTTPRequestHandler, number: int) -> None:
 
 
 def test_http_servers_are_outlasted_too() -> None:
-    for answer in (rejects_and_breaks_off, gives_ranges):
-        with http_server(answer) as url:
+    for response in (rejects_and_breaks_off, gives_ranges):
+        with http_server(response) as url:
             assert read(url) == CONTENT
     with http_server(is_not_there) as url, pytest.raises(FileNotFoundError, match="There is no file 'http://"):
         read(url)

@@ -27,7 +27,7 @@ PART = b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: by
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries without waits, and hardly more time for large answers."""
+    """Retries without waits, and hardly more time for large responses."""
     monkeypatch.setattr("kdpipes.storage.retries._SLOWEST", 1 << 27)
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
 
@@ -82,10 +82,10 @@ def test_a_silent_server_is_an_error_with_url_and_seconds() -> None:
         url = f"http://{server.address}/a.tar"
         for ask in (version_of, read_url, RemoteStream):
             with pytest.raises(
-                DataError, match=rf"^'{url}' has not answered within 0\.(05|11)\d* s\. .*`timeout_s=` waits longer\.$"
+                DataError, match=rf"^'{url}' has not responded within 0\.(05|11)\d* s\. .*`timeout_s=` waits longer\.$"
             ):
                 ask(url)
-        with pytest.raises(DataError, match=r"a\.tar' cannot be read at offset 7: .* has not answered"):
+        with pytest.raises(DataError, match=r"a\.tar' cannot be read at offset 7: .* has not responded"):
             read_range(Span(url, 7, 9))
 
 
@@ -93,17 +93,17 @@ def test_a_body_that_stalls_is_an_error_too() -> None:
     with silent(begins=True) as server, using(Access(0.2)):
         url = f"http://{server.address}/a.tar"
         assert version_of(url).size == 8192
-        with pytest.raises(DataError, match=r"cannot be read at offset 0: .* has not answered within 0\.2"):
+        with pytest.raises(DataError, match=r"cannot be read at offset 0: .* has not responded within 0\.2"):
             read_range(Span(url, 0, 8192))
         with (
             RemoteStream(url) as stream,
-            pytest.raises(BrokenStreamError, match=r"at offset 0: .* has not answered within 0\.2"),
+            pytest.raises(BrokenStreamError, match=r"at offset 0: .* has not responded within 0\.2"),
         ):
             stream.read(10)
 
 
 def test_silence_is_outlasted_once() -> None:
-    with silent() as server, using(Access(0.05)), pytest.raises(DataError, match="has not answered"):
+    with silent() as server, using(Access(0.05)), pytest.raises(DataError, match="has not responded"):
         version_of(f"http://{server.address}/a.tar")
     assert server.num_asked >= 2
 
@@ -112,7 +112,7 @@ def test_s3_that_says_nothing_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -
     with silent() as server:
         options = {"key": "a", "secret": "b", "endpoint_url": f"http://{server.address}"}
         monkeypatch.setitem(fsspec.config.conf, "s3", options)
-        with pytest.raises(DataError, match=r"'s3://silent/a\.tar' has not answered within 0\.3"):
+        with pytest.raises(DataError, match=r"'s3://silent/a\.tar' has not responded within 0\.3"):
             len(kdp.open_shards("s3://silent/a.tar", timeout_s=0.3))
 
 
@@ -151,14 +151,14 @@ def test_sources_give_their_limit_to_all_that_they_ask(tmp_path: Path, gate: Gat
     hanging = Fault("latency", seconds=1)
     with (
         faulty_storage(str(tmp_path), faults=[hanging], sleep=gate),
-        pytest.raises(DataError, match=r"has not answered within 0\.0625"),
+        pytest.raises(DataError, match=r"has not responded within 0\.0625"),
     ):
         list(open_source("faulty://a.tar", timeout_s=0.0625))
     assert current_access().timeout_s == 30
 
 
-def test_large_answers_have_more_time(gate: Gate) -> None:
-    with using(Access(0.01)), pytest.raises(SilenceError, match=r"'x' has not answered within 0\.0256\d s"):
+def test_large_responses_have_more_time(gate: Gate) -> None:
+    with using(Access(0.01)), pytest.raises(SilenceError, match=r"'x' has not responded within 0\.0256\d s"):
         in_time(lambda: gate(1), "x", num_bytes=1 << 21)
 
 

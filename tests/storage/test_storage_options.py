@@ -251,7 +251,7 @@ def test_a_straggler_is_requested_a_second_time(tmp_path: Path) -> None:
         is_open.set()
 
 
-def test_two_answers_that_fail_are_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_responses_that_fail_are_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
     (tmp_path / "a.bin").write_bytes(b"heron")
     with (

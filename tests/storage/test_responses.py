@@ -1,4 +1,4 @@
-"""Answers of storage: no bytes of another version, of another range, or without an end are taken for a file's."""
+"""Responses of storage: no bytes of another version, of another range, or without an end are taken for a file's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from webdataset import TarWriter
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import catalog, remote
-from kdpipes.storage.answers import is_other
 from kdpipes.storage.files import ReplacedError, read_url, version_of
 from kdpipes.storage.remote import RemoteStream, Span, read_range
+from kdpipes.storage.responses import is_other
 from kdpipes.write import copy
 from kdpipes.write.localize import FileLocalizer
 from tests.http_server import Served, serving
@@ -157,7 +157,7 @@ def test_servers_may_give_head_and_get_other_tags(served: Served) -> None:
     assert len(served.asked) - num_before == 2, "whether the tags differ is found out once"
 
 
-def test_an_answer_of_another_range_is_an_error(served: Served) -> None:
+def test_a_response_of_another_range_is_an_error(served: Served) -> None:
     url = f"{served.url}/a.tar"
     served.shift = 512
     with pytest.raises(DataError, match="cannot be read at offset 512: "):

@@ -1,6 +1,6 @@
-"""Requests for bytes whose answers are checked: the range, the version, and the size of a whole file.
+"""Requests for bytes whose responses are checked: the range, the version, and the size of a whole file.
 
-fsspec returns the bytes of an answer alone. What HTTP servers and S3 say about them (`Content-Range`, `ETag`) is needed
+fsspec returns only the bytes of a response. What HTTP servers and S3 say about them (`Content-Range`, `ETag`) is needed
 to notice another version of the file, a wrong range, or a body without an end.
 """
 
@@ -28,8 +28,8 @@ class TooLargeError(DataError):
     """A file has more bytes than any file of its kind."""
 
 
-class WrongAnswerError(Exception):
-    """An answer has other bytes than those that were requested; another one may be right."""
+class WrongResponseError(Exception):
+    """A response has other bytes than those that were requested; another one may be right."""
 
 
 class Wanted(NamedTuple):
@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The number of bytes that the answer may have."""
+        """The number of bytes that the response may have."""
         return self.max_bytes if self.stop is None else self.stop - self.start
 
     @property
@@ -50,12 +50,12 @@ class Wanted(NamedTuple):
         return {} if self.stop is None else {"Range": f"bytes={self.start}-{self.stop - 1}"}
 
     def check_head(self, is_part: bool, content_range: str | None, length: int | None) -> None:
-        """Raise if an answer holds other bytes, judging by its headers."""
+        """Raise if a response holds other bytes, judging by its headers."""
         if self.stop is not None and not is_part and (self.start or (length or 0) > self.most):
-            raise NoRangesError(f"{self.most} bytes were requested, and the answer is the whole file")
+            raise NoRangesError(f"{self.most} bytes were requested, and the response is the whole file")
         found = _CONTENT_RANGE.match(content_range or "") if is_part else None
         if found is not None and int(found[1]) != self.start:
-            raise WrongAnswerError(f"bytes from {self.start} on were requested, but {content_range!r} came")
+            raise WrongResponseError(f"bytes from {self.start} on were requested, but {content_range!r} came")
         self.check_length(length or 0)
 
     def check_length(self, length: int) -> None:
@@ -67,13 +67,13 @@ class Wanted(NamedTuple):
         raise TooLargeError(f"it has more than {self.max_bytes:,} bytes, which is too much for a file of its kind")
 
 
-class Answer(NamedTuple):
-    """The bytes of an answer, and what it says about the version of the file.
+class Response(NamedTuple):
+    """The bytes of a response, and what it says about the version of the file.
 
     Args:
         content: The bytes.
-        tag: As in `Version`, its ETag or the date of its last change; empty if the answer has neither. Of storage whose
-            answers and listings have different ones, it begins with another word, and cannot be compared.
+        tag: As in `Version`, its ETag or the date of its last change; empty if it has neither. Of storage whose
+            responses and listings have different ones, it begins with another word, and cannot be compared.
     """
 
     content: Content
@@ -81,7 +81,7 @@ class Answer(NamedTuple):
 
 
 def is_other(tag: str, expected: str) -> bool:
-    """Return whether an answer's tag belongs to another version than a tag that is known; False if that is unknown.
+    """Return whether a response's tag belongs to another version than a tag that is known; False if that is unknown.
 
     >>> is_other('tag:"a"', 'tag:"b"'), is_other('tag:"a"', "tag:Sat, 25 Nov 2026"), is_other("", 'tag:"b"')
     (True, False, False)
@@ -95,10 +95,10 @@ def _is_quoted(value: str) -> bool:
     return value.endswith('"')  # an ETag, not a date
 
 
-AsyncRead = Callable[[Any, str, Wanted], Awaitable[Answer]]
+AsyncRead = Callable[[Any, str, Wanted], Awaitable[Response]]
 
 
-async def _read_http(filesystem: Any, url: str, wanted: Wanted) -> Answer:
+async def _read_http(filesystem: Any, url: str, wanted: Wanted) -> Response:
     options = dict(filesystem.kwargs)
     headers = {**options.pop("headers", {}), **wanted.range_header, "Accept-Encoding": "identity"}
     session = await filesystem.set_session()
@@ -112,10 +112,10 @@ async def _read_http(filesystem: Any, url: str, wanted: Wanted) -> Answer:
         content = await _body(response.content.read, wanted)
         if not is_part and "Content-MD5" in known:
             _check_md5(content, known["Content-MD5"])
-    return Answer(content, _tag(known.get("ETag") or known.get("Last-Modified")))
+    return Response(content, _tag(known.get("ETag") or known.get("Last-Modified")))
 
 
-async def _read_s3(filesystem: Any, path: str, wanted: Wanted) -> Answer:
+async def _read_s3(filesystem: Any, path: str, wanted: Wanted) -> Response:
     bucket, key, version = filesystem.split_path(path)
     options = {**wanted.range_header, **({"VersionId": version} if version else {})}
     response = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **options)
@@ -126,7 +126,7 @@ async def _read_s3(filesystem: Any, path: str, wanted: Wanted) -> Answer:
         content = await _body(body.read, wanted)
     finally:
         body.close()
-    return Answer(content, _tag(response.get("ETag")))
+    return Response(content, _tag(response.get("ETag")))
 
 
 _READERS: dict[str, AsyncRead] = {
@@ -155,7 +155,7 @@ async def _body(read: Callable[[int], Awaitable[bytes]], wanted: Wanted) -> byte
 def _check_md5(content: bytes, expected: str) -> None:
     found = b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
     if found != expected:
-        raise WrongAnswerError(f"the body has the MD5 {found!r}, but its header says {expected!r}")
+        raise WrongResponseError(f"the body has the MD5 {found!r}, but its header says {expected!r}")
 
 
 def _tag(value: str | None) -> str:
