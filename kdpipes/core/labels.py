@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.errors import DataError, closest, is_sequence
 from kdpipes.core.map_pipe import as_column
+from kdpipes.core.messages import counted
 from kdpipes.core.sample import Lazy, Loaded, Sample
 
 LABEL_FIELDS = ("y", "cls")  # the fields that hold labels: those of samples, and of webdataset's shards
@@ -126,7 +127,7 @@ def class_of(label: Any, names: tuple[str, ...]) -> Any:
     if value is None:
         return UNLABELLED
     if isinstance(value, int) and not UNLABELLED <= value < len(names):
-        raise ValueError(f"{value}, but `class_names` names {len(names)} classes.")
+        raise ValueError(f"{value}, but `class_names` names {counted(len(names), 'class')}.")
     if isinstance(value, str | float):
         raise ValueError(f"{plain!r}, which is not among the classes {', '.join(names)}.{closest(str(plain), names)}")
     return value if isinstance(value, int) else label

@@ -57,8 +57,8 @@ class ClassCut(Cut):
     def why_empty(self, epoch: Epoch, num_ranks: int) -> str:
         made = epoch.num_samples // self.batch_size
         return (
-            f'`deal(batch_by="class")` can make {made} batches, but there are {num_ranks} ranks, so no rank gets a '
-            f"batch. Use at most {made} ranks, or smaller batches."
+            f'`deal(batch_by="class")` can make {counted(made, "batch")}, but there are {num_ranks} ranks, so no rank '
+            f"gets a batch. Use at most {counted(made, 'rank')}, or smaller batches."
         )
 
 
@@ -75,14 +75,14 @@ class ClassOrder(Fingerprinted):
         if num_classes < cut.classes_per_batch:
             raise DataError(
                 f"`deal(classes_per_batch={cut.classes_per_batch})` needs as many classes with at least "
-                f"{cut.samples_per_class} samples each, but there are {num_classes}. Take fewer classes, or fewer "
-                'samples per class; `.oversample(mode="exact")` repeats the samples of rare classes.'
+                f"{counted(cut.samples_per_class, 'sample')} each, but there are {num_classes}. Take fewer "
+                'classes, or fewer samples per class; `.oversample(mode="exact")` repeats the samples of rare classes.'
             )
         if is_rare.any():
             named = ", ".join(map(str, classes[is_rare][:5].tolist()))
             warn(
                 f'`deal(batch_by="class")` leaves out {counted(int(is_rare.sum()), "class")} with fewer than '
-                f"{cut.samples_per_class} samples: {named}{', ...' if is_rare.sum() > 5 else ''}.",
+                f"{counted(cut.samples_per_class, 'sample')}: {named}{', ...' if is_rare.sum() > 5 else ''}.",
             )
         self.numbers: NDArray[Any] = numbers
         self.num_batches = _num_batches(num_groups, cut.classes_per_batch)

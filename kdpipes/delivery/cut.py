@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.errors import ChainError
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.messages import counted
 from kdpipes.core.order import ranges
 from kdpipes.core.plan_pipe import warn_of_fixed
 from kdpipes.core.randomness import choosing, hash_key, planning
@@ -93,7 +94,10 @@ class Cut(ABC):
 
     def why_empty(self, epoch: Epoch, num_ranks: int) -> str:
         """Return why an epoch of some samples has no batch."""
-        return f"`deal(uneven='drop')` drops all {epoch.num_samples} samples: a global batch has {epoch.full_size}."
+        return (
+            f"`deal(uneven='drop')` makes no batch of {counted(epoch.num_samples, 'sample')}: a global batch has "
+            f"{epoch.full_size}."
+        )
 
     def batch_size_of(self, num_ranks: int) -> int | None:
         """Return the number of samples in a batch of one rank; None if batches differ in size."""

@@ -17,7 +17,7 @@ from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
 from kdpipes.core.iter_pipe import IterPipe, seed_streams, with_failures, with_lost_shards
-from kdpipes.core.messages import warn
+from kdpipes.core.messages import counted, warn
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
@@ -349,16 +349,20 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             return
         self._has_warned = True
         if plan.is_whole:
-            text = f"drops all {too_short[0]} samples: a global batch has {plan.batch_size}."
+            text = f"makes no batch of {counted(too_short[0], 'sample')}: a global batch has {plan.batch_size}."
         else:
             num_groups, least = min(too_short) * plan.num_groups // plan.piece_size, min(too_short) * plan.num_pieces
-            fitting = f"`lanes={num_groups * plan.num_pieces}`" if num_groups else f"batches of at most {least} samples"
+            fitting = (
+                f"`lanes={num_groups * plan.num_pieces}`"
+                if num_groups
+                else f"batches of at most {counted(least, 'sample')}"
+            )
             use = f'{fitting}, `uneven="keep"` or `uneven="pad"`' if num_groups or least else '`uneven="keep"` or "pad"'
             lanes = "lane" if plan.num_pieces == 1 else f"group of {plan.num_pieces} lanes"
             text = (
                 f"makes no batch from {len(too_short)} of {plan.num_groups} parts of the stream: a {lanes} needs "
-                f"{plan.piece_size} samples per lane for one batch, but one has only {min(too_short)}. These samples "
-                f"are dropped. Use {use}."
+                f"{counted(plan.piece_size, 'sample')} per lane for one batch, but one has only {min(too_short)}. "
+                f"These samples are dropped. Use {use}."
             )
         warn(f"`deal(uneven='drop')` {text}")
 

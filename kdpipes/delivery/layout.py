@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch.distributed
 
 from kdpipes.core.errors import check_choice, check_count, check_one_of
+from kdpipes.core.messages import counted
 from kdpipes.core.torch_pipes import SHARDING_PRIORITIES
 
 Uneven = Literal["keep", "pad", "drop"]
@@ -164,7 +165,7 @@ def share_out(start: int, size: int, sharding: Sharding) -> range:
     rank, num_ranks = sharding.rank, sharding.num_ranks
     if size < num_ranks:
         raise ValueError(
-            f"The last global batch has {size} samples for {num_ranks} ranks: some would get nothing, and hang. "
-            'Use `deal(uneven="pad")` or `deal(uneven="drop")`.'
+            f"The last global batch has {counted(size, 'sample')} for {num_ranks} ranks: some would get nothing, and "
+            'hang. Use `deal(uneven="pad")` or `deal(uneven="drop")`.'
         )
     return range(start + size * rank // num_ranks, start + size * (rank + 1) // num_ranks)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
+from kdpipes.core.messages import counted
 from kdpipes.delivery.deal_stream import DealerIterDataPipe
 from kdpipes.delivery.lanes import hash_of_sample
 from kdpipes.delivery.layout import Ranks
@@ -296,7 +297,10 @@ class Verdict(NamedTuple):
         shown = ", ".join(map(str, self.epochs))
         skipped = f", except for {self.num_skipped:,} that `on_error` skipped" if self.num_skipped else ""
         parts = "batch" if self.unknown else "sample"
-        text = f"Every {parts} of {what} {shown} was delivered exactly once: {self.num_samples:,} samples{skipped}."
+        text = (
+            f"Every {parts} of {what} {shown} was delivered exactly once: {counted(self.num_samples, 'sample')}"
+            f"{skipped}."
+        )
         return "\n".join([text, *self.unknown])
 
 
@@ -383,7 +387,10 @@ def _problems_of_stream(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
         kept = np.concatenate(hashes)
         kept = kept[kept % np.uint64(share) == 0]
         if twice := len(kept) - len(np.unique(kept)):
-            yield f"{'about ' if share > 1 else ''}{twice * share:,} samples were delivered more than once."
+            yield (
+                f"{'about ' if share > 1 else ''}{counted(twice * share, 'sample')} came more than once, or have the "
+                "keys of others: keys must be unique."
+            )
 
 
 def _unknown(receipts: list[Mapping[str, Any]]) -> Iterator[str]:

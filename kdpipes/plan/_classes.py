@@ -40,7 +40,7 @@ def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
     if names is not None and labels.dtype.kind in "iu" and len(labels) and labels.max() >= len(names):
         place = int(labels.argmax())
         raise DataError(
-            f"The source has names for {len(names)} classes, {', '.join(names)}, but sample "
+            f"The source has only the classes {', '.join(names)}, but sample "
             f"{source.fetch(place).key!r} has class {labels[place]}. Classes are numbered from 0, so "
             f"labels must be below {len(names)}: add the missing names, or fix the labels."
         )

@@ -16,7 +16,7 @@ from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
 from kdpipes.core.keys import without_repetition
 from kdpipes.core.map_pipe import MapPipe, as_column, indexed
-from kdpipes.core.messages import warn
+from kdpipes.core.messages import counted, warn
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
 from kdpipes.core.randomness import planning
@@ -134,8 +134,10 @@ class JoinerMapDataPipe(PlanPipe):
             )
         if is_inner and len(missing):
             named = ", ".join(repr(keys[place]) for place in missing[:_NUM_NAMED])
-            text = f"`join` leaves out {len(missing)} of {len(keys)} samples, which the other source lacks: {named}"
-            warn(text + (", ..." if len(missing) > _NUM_NAMED else "."))
+            warn(
+                f"`join` leaves out {len(missing)} of {counted(len(keys), 'sample')}, which the other source lacks: "
+                f"{named}" + (", ..." if len(missing) > _NUM_NAMED else ".")
+            )
         chosen = np.flatnonzero(partners >= 0) if is_inner else np.arange(len(keys))
         self._partners = Shared(partners[chosen].astype(smallest_int(len(others))))
         return chosen.astype(smallest_int(len(keys)))

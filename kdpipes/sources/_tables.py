@@ -214,11 +214,9 @@ def _with_large_integers(read: Callable[[Mapping[str, Any]], Any]) -> Any:
     rows, types = read({}), dict[str, Any]()
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if pa.types.is_float64(field.type) and (pc.max(column).as_py() or 0) >= _LARGE:
-            try:
+            with suppress(pa.ArrowInvalid):  # unless they are floats, or beyond 64 bits
                 rows = read({**types, field.name: pa.uint64()})
-            except pa.ArrowInvalid:  # they are floats, or beyond 64 bits
-                continue
-            types[field.name] = pa.uint64()
+                types[field.name] = pa.uint64()
     return rows
 
 

@@ -110,12 +110,13 @@ class IdReaderMapDataPipe(MapPipe):
         return sample if files is None else sample.share(identity_of(str(name)))
 
     def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        keys = list(map(self._key, positions.tolist()))
-        found: dict[str, Sequence[Any]] = {"key": keys, "index": positions.tolist()}
+        indices = positions.tolist()
+        keys = list(map(self._key, indices))
+        found: dict[str, Sequence[Any]] = {"key": keys, "index": indices}
         if "y" in names and self._labels is not None:
             found["y"] = labels_at(self._labels.value, positions)
         if "x" in names:
-            ids = [self._ids.value[index] for index in positions.tolist()]
+            ids = [self._ids.value[index] for index in indices]
             found["x"] = made_of_each(bulk, self._load, ids, keys=lambda: keys, what="loading field 'x'")
         return [found[name] for name in names]
 

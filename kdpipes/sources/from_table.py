@@ -319,14 +319,13 @@ class _Texts(Sequence[str]):
 
     def reject_doubles(self, key: str) -> None:
         """Raise DataError if a text occurs twice."""
-        if pc.count_distinct(self.values, mode="all").as_py() == len(self.values):
-            return
         counts = pc.value_counts(self.values)
-        double = counts.filter(pc.greater(counts.field("counts"), 1))[0]
-        raise DataError(
-            f"`key` must name a column whose entries occur once each, but {double['values'].as_py()!r} occurs "
-            f"{double['counts'].as_py()} times in {key!r}. Without `key`, the key is the path or the number of the row."
-        )
+        for double in counts.filter(pc.greater(counts.field("counts"), 1)):
+            raise DataError(
+                f"`key` must name a column whose entries occur once each, but {double['values'].as_py()!r} occurs "
+                f"{double['counts'].as_py()} times in {key!r}. Without `key`, the key is the path or the number of the "
+                "row."
+            )
 
 
 class _Paths(_Texts):

@@ -211,7 +211,7 @@ def _by_type(field: str, value: Any) -> tuple[str, bytes]:
     if isinstance(value, Mapping | list | tuple | float | bool | int | np.bool_ | np.floating | np.integer):
         return "json", _encoded(value, "json")
     if isinstance(value, torch.Tensor | np.ndarray):
-        is_label = value.ndim == 0
+        is_label = value.ndim == 0 and suffix != "npy"
         return _by_type(field, value.item()) if is_label else ("npy", _encoded(value, "npy"))
     raise ChainError(
         f"Field {field!r} holds {type(value).__name__}, which has no encoding of its own. Say how it is written: "

@@ -68,7 +68,7 @@ def test_ranks_split_a_short_last_batch_evenly(flavour: str) -> None:
 @both
 def test_a_rank_that_would_get_nothing_is_an_error_on_every_rank(flavour: str) -> None:
     for rank in range(2):
-        with pytest.raises(ValueError, match=r"1 samples for 2 ranks"):
+        with pytest.raises(ValueError, match=r"1 sample for 2 ranks"):
             list(as_rank(source(flavour, 5).select("x").deal(batch_size=2), rank, 2))
 
 
@@ -202,7 +202,7 @@ def error_of(loader: Any) -> str:
 
 def test_an_epoch_that_drops_everything_says_so() -> None:
     pipe = source("map", 3).select("x").deal(batch_size=5, uneven="drop")
-    with pytest.warns(UserWarning, match="drops all 3 samples: a global batch has 5"):
+    with pytest.warns(UserWarning, match="makes no batch of 3 samples: a global batch has 5"):
         assert list(pipe) == []
 
 

@@ -53,7 +53,7 @@ def test_a_rank_takes_a_contiguous_slice_of_the_global_batch() -> None:
 
 
 def test_a_short_batch_that_leaves_a_rank_empty_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"1 samples for 2 ranks.*uneven=\"pad\""):
+    with pytest.raises(ValueError, match=r"1 sample for 2 ranks.*uneven=\"pad\""):
         Layout(2, None, "keep").ordinals(1, 5, Sharding(0, 2))
 
 

@@ -69,7 +69,8 @@ def test_samples_that_came_twice_are_found(urls: list[str]) -> None:
     receipts = [run(chain(urls), rank, 2) for rank in range(2)]
     swapped = {**receipts[1], "keys": receipts[0]["keys"]}
     assert verify_receipts([receipts[0], swapped]).problems == (
-        f"Epoch 0: {receipts[0]['num_samples']} samples were delivered more than once.",
+        f"Epoch 0: {receipts[0]['num_samples']} samples came more than once, or have the keys of others: keys must be "
+        "unique.",
     )
 
 

@@ -27,6 +27,7 @@ ROW: dict[str, Any] = {
     "meta": {"a": None, "b": [True]},
     "score": 0.1,
     "y": 3,
+    "count.npy": np.array(5, np.int16),
     "page.html": "<p>ß",
     "weights.pth": {"w": torch.arange(3, dtype=torch.bfloat16)},
     "jpg": b"\xff\xd8\xff-",
