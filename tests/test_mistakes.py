@@ -79,7 +79,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         (ValueError, TypeError),
         "is `alpha`|floats",
     ),
-    "encoded images in a grid": (lambda: image_grid([b"\xff\xd8\xff"]), TypeError, r"`\.decode_images\(\.\.\.\)`"),
+    "encoded images in a grid": (
+        lambda: image_grid([b"\xff\xd8\xff"]),
+        kdp.DataError,
+        r"^The image cannot be read: its",
+    ),
     "weights of a mix": (
         lambda: source().mix([source()], weights=[1]),
         ValueError,

@@ -87,7 +87,7 @@ class SampleMixing(BatchPipe):
             if not isinstance(value, torch.Tensor) or not value.ndim:
                 raise DataError(f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}.")
         if len(x) != len(y):
-            raise DataError(f"A batch has {len(x)} images, but {len(y)} labels.")
+            raise DataError(f"A batch has {len(x)} images, but {len(y)} labels. Select one for each.")
         params = self.draw(x, rng)
         mixed = dict(zip(places, self.apply(x, y, params), strict=True))
         if isinstance(fields, Mapping):

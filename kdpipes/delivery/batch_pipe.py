@@ -80,7 +80,7 @@ class BatchPipe(OneToOne):
             batch: The batch from the source. It must not be modified.
             rng: A generator whose random numbers depend only on the seed of `deal`, the epoch, the batch and this pipe.
         """
-        raise TypeError(f"{type(self).__name__} must implement `process`.")
+        raise TypeError(f"{type(self).__name__} must implement `process(self, batch, rng)`.")
 
     def __len__(self) -> int:
         return len(self.source)

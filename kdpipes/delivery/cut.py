@@ -166,7 +166,7 @@ class EqualCut(Cut):
             return EqualEpoch(len(source), self._layout, sharding, order)
         size, num_samples = len(source), self._num_batches * self._layout.size_of(sharding.num_ranks)
         if not size:
-            raise ChainError("`deal(num_batches=...)` needs samples, but its source is empty.")
+            raise ChainError("`deal(num_batches=...)` needs samples, but its source is empty. Is a filter too strict?")
         self.fix(source)
         order_of = partial(self.order, source, seed) if self.is_shuffled else None
         return EqualEpoch(num_samples, self._layout, sharding, ContinuedOrder(size, number * num_samples, order_of))

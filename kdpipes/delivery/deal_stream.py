@@ -485,7 +485,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 is_empty = False
                 yield item
             num_empty += is_empty
-        raise DataError("The stream was empty when it was read again to pad the last batch.")
+        raise DataError(
+            "The stream was empty when it was read again to pad the last batch: `uneven='keep'` needs no padding."
+        )
 
     def _items(
         self, source: Any, epoch: int, part: int = 0, num_parts: int = 1, cursor: Cursor | None = None

@@ -344,7 +344,7 @@ def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> N
             if num_left <= 0 and meter.clock() >= end:
                 return
         if batch is _END:
-            raise ChainError("The chain yields no batch, so nothing can be measured.")
+            raise ChainError("The chain yields no batch. Look at `len(pipe)` after each filter.")
 
 
 def loader_html(loader: Loader) -> str:

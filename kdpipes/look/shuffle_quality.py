@@ -123,7 +123,7 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
     with unrecorded(source_datapipe):
         now, later = (read(deal, number, max_samples) for number in (epoch, epoch + 1))
     if len(now.places) < 2:
-        raise ChainError("The epoch has fewer than two samples, which cannot be compared.")
+        raise ChainError("The epoch has fewer than two samples to compare. Choose more samples upstream.")
     return ShuffleQuality(len(now.places), *_apart(now), *_runs(now.labels), _renewal(now, later))
 
 

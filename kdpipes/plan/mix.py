@@ -66,7 +66,7 @@ def _check_alone(**arguments: Any) -> None:
 def _as_tuple(others: Any) -> tuple[Any, ...]:
     sources = tuple(others) if is_sequence(others) else (others,)
     if not sources:
-        raise ChainError("`mix` takes at least one other source.")
+        raise ChainError("`mix` takes at least one other source: `pipe.mix(other)`.")
     return sources
 
 

@@ -120,7 +120,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
                 by_kind[is_name] = dict(zip(labels, self._counts.values(), strict=True))
             counts = by_kind[is_name]
             if label not in counts:
-                raise DataError(f"Sample {sample.key!r} has class {label!r}, which is not in `class_counts`.")
+                raise DataError(f"Sample {sample.key!r} has class {label!r}, which is not in `class_counts`: add it.")
             times = self._times(seen[label], counts[label], largest, epoch)
             seen[label] += 1
             for _ in range(times):

@@ -109,7 +109,7 @@ def finished_index(folder: Path, header: Header, number: int) -> ShardIndex | No
         return None
     index = ShardIndex.from_bytes(content, str(path))
     if index.version.tag != header.tag(number):
-        raise DataError(f"{str(path)!r} belongs to other records than {HEADER} beside it.")
+        raise DataError(f"{str(path)!r} belongs to other records than {HEADER} beside it. Write them again.")
     if index.version.size != size:
         name = str(path.with_suffix(""))
         raise DataError(f"{name!r} should have {index.version.size} bytes, but has {size}. Write or copy it again.")
@@ -249,7 +249,7 @@ def _starts(env: Any, path: Path) -> NDArray[np.int64]:
                 ):
                     return starts
                 found = content.find(first, found + 1)  # the first match was an older copy of a page
-    raise DataError(f"{str(path)!r} differs from what was written to LMDB.")
+    raise DataError(f"{str(path)!r} differs from what was written to LMDB. Check the disk.")
 
 
 def _values(transaction: Any) -> Iterator[memoryview]:

@@ -261,8 +261,8 @@ class EncodedImage:
         return upright
 
     def _decoded_by_pillow(self, factor: int) -> Image.Image:
+        image = self._opened()
         try:
-            image = self._opened()
             if factor > 1:
                 width, height = image.size
                 image.draft(None, (width // factor, height // factor))

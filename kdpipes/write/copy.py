@@ -567,7 +567,7 @@ def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[st
             folders |= _with_parents(posixpath.dirname(name))
     conflict = next((name for name in members if name in folders), None)
     if conflict is not None:
-        raise DataError(f"Member {conflict!r} of {url!r} is rejected: it is a file, and a folder of others.")
+        raise DataError(f"Member {conflict!r} of {url!r} is rejected: it is a file, and a folder of others. Repack it.")
     return sorted(folders), members
 
 

@@ -112,7 +112,7 @@ class MemberEncoder(Fingerprinted):
                 )
             members[extension] = content
         if not members:
-            raise ChainError(f"Sample {sample.key!r} has no field to be written.")
+            raise ChainError(f"Sample {sample.key!r} has no field to be written. Add one: `.add_field(...)`.")
         return sorted(members.items())
 
     def fingerprint(self) -> Any:
