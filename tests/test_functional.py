@@ -144,7 +144,7 @@ def test_a_notebook_may_replace_its_own_pipe() -> None:
     assert source.sentence_dim(by=2) == SequenceWrapper([1]).sentence_dim(by=2) == "function by 2"
 
 
-def test_torchs_own_decorator_replaces_and_is_replaced_in_a_notebook() -> None:
+def test_torchs_decorator_replaces_pipes_of_a_notebook() -> None:
     def numbered(number: int) -> Any:
         class Numbered(IterDataPipe[Any]):
             def __init__(self, source_datapipe: Any) -> None:
