@@ -5,8 +5,8 @@ sample, all in all? A stream: microseconds a sample for six sample-wise pipes, b
 Baselines, in the same run, interleaved: six stock `.map` pipes of torch, and six generators. CPU time of one process.
 What a callable adds is in rows of its own: kdpipes seeds the global generators for one that was seen to draw from them.
 
-Result (results/overhead.txt): an indexed chain takes 21 microseconds a sample, all in all; six pipes on a stream 3.8,
-where torch's take 6.4.
+Result (results/overhead.txt): an indexed chain takes 15 microseconds a sample, all in all; six pipes on a stream 5.0,
+where torch's take 6.6.
 
     python benchmarks/bench_overhead.py            # writes benchmarks/results/overhead.txt
     python benchmarks/bench_overhead.py --smoke    # a few samples, one round, writes nothing

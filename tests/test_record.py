@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,14 +23,21 @@ def file() -> Iterator[int]:
     del file  # which closes it
 
 
+def enter(record: Record, sample: Sample, what: str) -> tuple[Any, str]:
+    """Record that work on a sample begins, and return the work before."""
+    before = record.now
+    record.begin(sample, what)
+    return before
+
+
 def test_what_goes_on_is_told_and_nothing_in_between(file: int) -> None:
     record = Record(file)
     one, other = Sample({}, key="a"), Sample({}, key="longer/b")
     assert read_record(file) == ("", "")
     for sample in (one, other, one):
-        outside = record.enter(sample, "caching field 'x'")
+        outside = enter(record, sample, "caching field 'x'")
         assert read_record(file) == (sample.key, f"caching field 'x' of sample {sample.key!r}")
-        inside = record.enter(sample, "loading 'x'")
+        inside = enter(record, sample, "loading 'x'")
         assert read_record(file) == (sample.key, f"loading 'x' of sample {sample.key!r}")
         record.leave(inside)
         assert read_record(file)[1].startswith("caching")
@@ -40,8 +48,8 @@ def test_what_goes_on_is_told_and_nothing_in_between(file: int) -> None:
 def test_a_sample_inside_of_another_is_told_apart(file: int) -> None:
     record = Record(file)
     outer, inner = Sample({}, key="outer"), Sample({}, key="inner")
-    record.enter(outer, "mixing")
-    before = record.enter(inner, "loading")
+    enter(record, outer, "mixing")
+    before = enter(record, inner, "loading")
     assert read_record(file)[0] == "inner"
     record.leave(before)
     assert read_record(file) == ("outer", "mixing of sample 'outer'")
@@ -50,7 +58,7 @@ def test_a_sample_inside_of_another_is_told_apart(file: int) -> None:
 @pytest.mark.parametrize("key", ["", "\udcff", "k" * 10_000, "\N{SNOWMAN}" * 2_000])
 def test_any_key_is_told_as_far_as_there_is_room(file: int, key: str) -> None:
     record = Record(file)
-    record.enter(Sample({}, key=key), "loading")
+    enter(record, Sample({}, key=key), "loading")
     told, doing = read_record(file)
     assert key.encode(errors="replace").startswith(told.rstrip("\ufffd").encode())
     assert doing.startswith("loading of sample")
@@ -67,7 +75,7 @@ def test_no_sample_is_blamed_for_what_another_did(file: int) -> None:
 
     record._memory = Memory()
     for key, what in [("a", "loading"), ("b", "decoding"), ("a", "decoding"), ("b", "loading")]:
-        record.leave(record.enter(Sample({}, key=key), what))
+        record.leave(enter(record, Sample({}, key=key), what))
     assert seen == {("", "")} | {(key, f"{what} of sample {key!r}") for key in "ab" for what in ("loading", "decoding")}
 
 
@@ -77,8 +85,8 @@ def test_a_key_that_fails_fails_for_its_own_sample_alone(file: int) -> None:
 
     record = Record(file)
     with pytest.raises(OSError, match="there is no list"):
-        record.enter(Sample({}, key=key), "loading")
-    before = record.enter(Sample({}, key="good"), "loading")
+        enter(record, Sample({}, key=key), "loading")
+    before = enter(record, Sample({}, key="good"), "loading")
     assert read_record(file)[0] == "good"
     record.leave(before)
     assert read_record(file) == ("", "")
@@ -90,7 +98,7 @@ def test_threads_of_a_load_do_not_fail_by_each_others_notes(file: int) -> None:
     def work(thread: int) -> None:
         try:
             for number in range(300):
-                record.leave(record.enter(Sample({}, key=f"{thread}"), f"doing {thread} {number}"))
+                record.leave(enter(record, Sample({}, key=f"{thread}"), f"doing {thread} {number}"))
         except Exception as error:
             errors.append(error)
 

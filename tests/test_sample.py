@@ -10,9 +10,10 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.core.column import Column
 from kdpipes.core.errors import ChainError, FieldError
 from kdpipes.core.randomness import SampleKey
-from kdpipes.core.sample import Lazy, Sample, as_sample
+from kdpipes.core.sample import Sample, as_sample
 
 
 class Loads:
@@ -21,15 +22,15 @@ class Loads:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def field(self, name: str, value: Any = None) -> Lazy:
-        return Lazy(lambda sample: self.seen.append(name) or value, what=f"reading field {name!r}")
+    def field(self, name: str, value: Any = None) -> Column:
+        return Column(lambda sample: self.seen.append(name) or value, what=f"reading field {name!r}")
 
 
-def _failing(error: Exception) -> Lazy:
+def _failing(error: Exception) -> Column:
     def fail(sample: Sample) -> None:
         raise error
 
-    return Lazy(fail, what="reading field 'x'")
+    return Column(fail, what="reading field 'x'")
 
 
 def test_a_field_is_loaded_when_it_is_first_read_and_once() -> None:
@@ -55,14 +56,14 @@ def test_what_is_replaced_or_deleted_is_not_loaded() -> None:
 def test_a_field_computed_from_others_loads_them_once() -> None:
     loads = Loads()
     item = loads.field("item", (1, 2))
-    parts = {name: Lazy(lambda sample, pair, at=at: pair[at], item, what="picking") for at, name in enumerate("xy")}
+    parts = {name: Column(lambda sample, pair, at=at: pair[at], item, what="picking") for at, name in enumerate("xy")}
     assert dict(Sample(parts)) == {"x": 1, "y": 2}
     assert loads.seen == ["item"]
 
 
 def test_an_error_keeps_its_type_and_names_key_and_ordinal_once() -> None:
     inner = _failing(OSError(5, "disk"))
-    outer = Lazy(lambda sample, value: value, inner, what="applying 'crop'")
+    outer = Column(lambda sample, value: value, inner, what="applying 'crop'")
     sample = Sample({"x": outer}, key="heron/1.jpg", draw=SampleKey(0, 1, 17))
     for _ in range(2):
         with pytest.raises(OSError, match="disk") as caught:
@@ -110,7 +111,7 @@ def test_a_fork_draws_and_records_for_itself() -> None:
         sample.ctx["crop"] = int(sample.rng("crop").integers(10**9))
         return sample.ctx["crop"]
 
-    sample = Sample({"x": Lazy(crop, what="cropping"), "y": 1}, draw=SampleKey(0, 0, 0))
+    sample = Sample({"x": Column(crop, what="cropping"), "y": 1}, draw=SampleKey(0, 0, 0))
     fork = sample.fork()
     fork.bind(SampleKey(0, 0, 1))
     fork["y"] = 2
@@ -131,18 +132,18 @@ def test_a_fork_loads_nothing_and_keeps_what_is_loaded() -> None:
 
 def test_operations_get_names_of_their_own_also_after_a_fork() -> None:
     sample = Sample({})
-    assert [sample.claim_name(name) for name in ("crop", "flip", "crop")] == ["crop", "flip", "crop_2"]
-    assert (sample.fork().claim_name("crop"), sample.claim_name("crop")) == ("crop_3", "crop_3")
+    assert [sample.block.claim_name(name) for name in ("crop", "flip", "crop")] == ["crop", "flip", "crop_2"]
+    assert (sample.fork().block.claim_name("crop"), sample.block.claim_name("crop")) == ("crop_3", "crop_3")
 
 
 def test_reading_a_promised_entry_loads_its_field_alone() -> None:
     loads = Loads()
-    sample = Sample({"x": Lazy(lambda s: s.ctx.update(crop=4), what="cropping"), "y": loads.field("y")})
-    sample.record()
-    sample.promise_ctx("crop", sample.lazy("x"))
-    sample.promise_ctx("blur", sample.lazy("y"))
+    sample = Sample({"x": Column(lambda s: s.ctx.update(crop=4), what="cropping"), "y": loads.field("y")})
+    sample.block.is_recording = True
+    sample.block.promises["crop"] = sample.lazy("x")
+    sample.block.promises["blur"] = sample.lazy("y")
     for twin in (sample.fork(), sample):
-        assert twin.is_recording
+        assert twin.block.is_recording
         assert twin.recorded("crop") == 4
         assert (twin.ctx, loads.seen) == ({"crop": 4}, [])
 
@@ -151,7 +152,7 @@ def test_an_entry_that_was_not_recorded_is_named_with_a_hint() -> None:
     sample = Sample({}, key="7")
     with pytest.raises(FieldError, match=r"^The ctx of sample '7' has no field 'crop'; .* Put `\.record_ctx"):
         sample.recorded("crop")
-    sample.record()
+    sample.block.is_recording = True
     sample.ctx["crop_2"] = 1
     with pytest.raises(FieldError, match=r"it has 'crop_2'\. Did you mean 'crop_2'\?$"):
         sample.recorded("crop")
@@ -171,9 +172,9 @@ def test_dictionaries_pass_for_samples_other_items_fail() -> None:
 
 
 def test_a_fork_of_a_loaded_sample_keeps_what_was_recorded() -> None:
-    sample = Sample({"x": Lazy(lambda s: s.ctx.update(crop=4), what="cropping")})
-    sample.record()
-    sample.promise_ctx("crop", sample.lazy("x"))
+    sample = Sample({"x": Column(lambda s: s.ctx.update(crop=4), what="cropping")})
+    sample.block.is_recording = True
+    sample.block.promises["crop"] = sample.lazy("x")
     sample["x"]
     assert sample.fork().recorded("crop") == 4
 

@@ -11,7 +11,7 @@ SLOW = """
 test_growth.py
 test_one_result.py
 test_resume.py
-core/test_bulk.py::test_the_order_is_elastic_and_resumable
+core/test_blocks.py::test_the_order_is_elastic_and_resumable
 core/test_handles.py::test_loaders_warn_of_generators
 core/test_handles.py::test_loaders_warn_of_what_forked_workers_share
 core/test_handles.py::test_loaders_without_processes_do_not_warn

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext, suppress
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,14 @@ from kdpipes.cache.replayed import Replayable, Replayed
 from kdpipes.cache.shared_folder import CacheCounters
 from kdpipes.cache.store import CacheStats, CacheStore, bound_to
 from kdpipes.cache.watched_calls import WatchedCalls
-from kdpipes.core.bulk import Bulk, read_samples
 from kdpipes.core.chain import Chain
+from kdpipes.core.column import Column, Inputs
 from kdpipes.core.errors import ChainError, check_choice, check_flag, must_be
 from kdpipes.core.messages import warn
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Block, Sample
 from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe, SampleMapperMapDataPipe, register_operation
 from kdpipes.core.traits import Traits
 from kdpipes.storage.access import Access
@@ -91,56 +91,43 @@ class Cacher(Operation):
         # `bytes_as_views` does not count: a view equals its bytes.
         return self.freezes, self.notes
 
-    def cache(self, sample: Sample, identity: Identity, calls: WatchedCalls, added: Callable[[], None]) -> Sample:
-        """Let the fields of a sample be read from the cache, when they are needed.
+    def cache(self, block: Block, identity: Identity, calls: WatchedCalls, added: Callable[[], None]) -> None:
+        """Let the fields of samples be read from the cache, when they are needed.
 
         Args:
-            sample: The sample, which is changed and returned.
-            identity: Identifies its values.
+            block: The samples, whose fields are replaced.
+            identity: Identifies their values.
             calls: Watches the functions upstream while they are called.
             added: Called when the cache has a new entry.
         """
-        scope = sample.scope()
-        if sample.draw.replayed is not None:  # a replayed sample may use other parameters upstream
+        scope = dict(block.fields)
+        if block.sample().draw.replayed is not None:  # a replayed sample may use other parameters upstream
             for name, source in scope.items():
                 if is_cached(source):  # the cache decodes images as a whole
-                    sample[name] = Lazy(lambda sample, found: _decoded(found), source, what=f"reading field {name!r}")
-            return sample
-        promises = sample.promises() if sample.is_recording else {}
-        base = identity.of(sample)
+                    block.fields[name] = Column(
+                        lambda _, value: _decoded(value), source, what=f"reading field {name!r}"
+                    )
+            return
+        promises = dict(block.promises) if block.is_recording else {}
         for name, source in scope.items():
             if not is_cached(source):
                 continue
-            reached = source.reaches(list(promises.values())) if promises else []
-            entries = [entry for entry, promise in promises.items() if any(promise is other for other in reached)]
-            # Known only now: a value that is loaded forgets what it was computed from.
-            key_of = functools.partial(identity.of_field, base=base, name=name, inputs=source.inputs(promises.values()))
-            load = functools.partial(
-                self._value, name=name, base=base, key_of=key_of, entries=entries, calls=calls, added=added
-            )
-            sample[name] = value = _CachedField(load, key_of, what=f"caching field {name!r}", scope={name: source})
-            for entry in entries:
-                sample.promise_ctx(entry, value)
-        return sample
+            entries = [recorded for recorded, promise in promises.items() if source.reaches(promise)]
+            entry = _Entry(identity, name, source.inputs(promises.values()), entries)
+            load = functools.partial(self._value, entry=entry, calls=calls, added=added)
+            column = _CachedColumn(load, entry, what=f"caching field {name!r}", scope={name: source})
+            block.fields[name] = column
+            block.promises.update(dict.fromkeys(entries, column))
 
-    def _value(
-        self,
-        sample: Sample,
-        *,
-        name: str,
-        base: bytes,
-        key_of: Callable[[Sample], bytes],
-        entries: list[str],
-        calls: WatchedCalls,
-        added: Callable[[], None],
-    ) -> Any:
-        key, is_damaged = key_of(sample), False
+    def _value(self, sample: Sample, *, entry: _Entry, calls: WatchedCalls, added: Callable[[], None]) -> Any:
+        name, base, is_damaged = entry.field, entry.identity.of(sample), False
+        key = entry.identity.of_field(sample, base, name, entry.inputs)
         try:
             if (found := self._found(key, sample)) is not None:
                 self.counters.count(hits=1)
                 value, ctx = found
-                for entry, content in ctx.items():
-                    sample.ctx.setdefault(entry, content)
+                for recorded, content in ctx.items():
+                    sample.ctx.setdefault(recorded, content)
                 return value
         except DamagedError:
             is_damaged = True
@@ -159,13 +146,13 @@ class Cacher(Operation):
                 reject_random(operation)
             if not self.freezes and (private := moved()) is not None:
                 reject_random(*private)
-            index = [sample.index] if is_index_read() else []
+            index = [sample.position] if is_index_read() else []
         if not is_damaged and not self.store.takes_more() and type(value) in _AS_HITS:
             # A full cache costs only the look-up: encoding a value that cannot be kept took 60 us.
             self.counters.count(misses=1)
             return _AS_HITS[type(value)](value)
-        made = {*entries, *(set(sample.ctx) - before)} - set(_OF_DELIVERY)
-        ctx = {entry: sample.ctx[entry] for entry in made if entry in sample.ctx}
+        made = {*entry.recorded, *(set(sample.ctx) - before)} - set(_OF_DELIVERY)
+        ctx = {recorded: sample.ctx[recorded] for recorded in made if recorded in sample.ctx}
         try:
             content = b"".join(encode((value, ctx, *index), allow_pickle=self._allow_pickle, key=bound_to(key)))
         except TypeError as error:
@@ -187,7 +174,9 @@ class Cacher(Operation):
         found = self._read(key, content, self._verify == "always" or (self._verify == "once" and not is_known))
         if type(found) is not tuple or len(found) not in (2, 3):
             raise DamagedError("The entry was not written by a cache.")
-        if len(found) == 3 and found[2] != sample.index:  # a function has read the position, which is another one now
+        if (
+            len(found) == 3 and found[2] != sample.position
+        ):  # a function has read the position, which is another one now
             raise DamagedError("The entry belongs to another position.")
         if not is_known and self._verify != "always":
             self._verified.add(key[:8])
@@ -212,21 +201,34 @@ class Cacher(Operation):
             )
 
 
-class _CachedField(Lazy):
-    """A field that a cache looks up. `key_of(sample)` is the key of its entry."""
+class _Entry(NamedTuple):
+    """What identifies the entries of a field of a block, besides the sample.
 
-    __slots__ = ("key_of",)
+    Args:
+        identity: Identifies the samples.
+        field: The name of the field.
+        inputs: What it is computed from.
+        recorded: The entries of the ctx that loading it records.
+    """
 
-    def __init__(
-        self,
-        load: Callable[..., Any],
-        key_of: Callable[[Sample], bytes],
-        *,
-        what: str,
-        scope: Mapping[str, Lazy],
-    ) -> None:
-        super().__init__(load, what=what, scope=scope)
-        self.key_of = key_of
+    identity: Identity
+    field: str
+    inputs: Inputs
+    recorded: list[str]
+
+    def key_of(self, sample: Sample) -> bytes:
+        """Return the key of a sample's entry."""
+        return self.identity.of_field(sample, self.identity.of(sample), self.field, self.inputs)
+
+
+class _CachedColumn(Column):
+    """A field that a cache looks up."""
+
+    __slots__ = ("entry",)
+
+    def __init__(self, load: Callable[..., Any], entry: _Entry, *, what: str, scope: Mapping[str, Column]) -> None:
+        super().__init__(load, what=what, scope=scope, reads_once=True)
+        self.entry = entry
 
 
 class _Verified(set[bytes]):
@@ -236,7 +238,7 @@ class _Verified(set[bytes]):
         return _Verified, ()
 
 
-def is_cached(value: Lazy) -> bool:
+def is_cached(value: Column) -> bool:
     """Return whether a field is cached: not if it is loaded already, or cheap to load."""
     return not value.is_loaded and not value.is_cheap
 
@@ -312,10 +314,10 @@ class _CachePipe(SampleMapper):
     def entry_key(self, sample: Sample, name: str) -> bytes:
         """Return the key of the entry of a field of a sample upstream or downstream of the cache."""
         value = sample.lazy(name)
-        if isinstance(value, _CachedField):
-            return value.key_of(sample)
-        promises = sample.promises().values() if sample.is_recording else ()
-        return self._identity.of_field(sample, self._identity.of(sample), name, value.inputs(promises))
+        if isinstance(value, _CachedColumn):
+            return value.entry.key_of(sample)
+        promises = sample.block.promises.values() if sample.block.is_recording else ()
+        return _Entry(self._identity, name, value.inputs(promises), []).key_of(sample)
 
     def prepare_for_workers(self) -> None:
         # Otherwise each worker would compute them.
@@ -329,9 +331,10 @@ class _CachePipe(SampleMapper):
             counted |= {"bytes": stats.bytes, "entries": stats.entries}
         return {f"cache_{name}": number for name, number in counted.items()}
 
-    def apply(self, sample: Sample) -> Sample:
+    def apply(self, block: Block) -> Sequence[Block]:
+        sample = block.sample()
         if self._eager and not self._has_warned:
-            loaded = (name for name, value in sample.scope().items() if value.is_loaded)
+            loaded = (name for name, value in block.fields.items() if value.is_loaded)
             if (name := next((name for name in loaded if not isinstance(sample[name], PLAIN)), None)) is not None:
                 self._has_warned = True
                 warn(
@@ -345,7 +348,8 @@ class _CachePipe(SampleMapper):
         if sample.draw.epoch != self._epoch:
             self._epoch = sample.draw.epoch
             self._operation.store.check()
-        return self._operation.cache(sample, self._identity, self._calls, self.entry_added)
+        self._operation.cache(block, self._identity, self._calls, self.entry_added)
+        return (block,)
 
     def entry_added(self) -> None:
         """Count an entry that this process has added."""
@@ -420,11 +424,6 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
 
             self._is_listed = complete(self)
 
-    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        if self._eager or self._drawing:
-            return None
-        return read_samples(self.fetch, names, positions, bulk)
-
     def prefetch(self, order: Order) -> None:
         """Pass on the positions that are not cached; of an epoch, all unless a probe of it is cached completely."""
         if not self._eager and any(node.traits.is_remote for node in Chain.of(self.source)):
@@ -462,8 +461,8 @@ class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
         for raw in Replayed(shards, self._operation.store).samples():
             sample = raw
             for mapper in reversed(path):
-                sample = mapper.apply(sample)
-            yield self.apply(sample)
+                sample = mapper.apply_to(sample)
+            yield self.apply_to(sample)
 
 
 class CacherInMemory(Cacher):

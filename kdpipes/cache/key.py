@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.column import Column, Inputs
 from kdpipes.core.errors import ChainError
 from kdpipes.core.fingerprint import hash_value, lost_attributes
 from kdpipes.core.iter_pipe import IterPipe
@@ -16,7 +17,7 @@ from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import warn
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.plan_pipe import PlanPipe
-from kdpipes.core.sample import Inputs, Lazy, Sample
+from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, shards
 from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
@@ -66,7 +67,7 @@ class Identity:
                 "The keys of the samples are numbers in the order of arrival, which changes, so a cache would mix them "
                 "up. Give them keys of their own: `.to_samples(key=...)`."
             )
-        sample.required_key("cache")
+        sample.required_key()
         version = sample.version
         key = sample.shared_key
         if self._is_users(sample.route):  # whose keys may not be unique
@@ -86,14 +87,14 @@ class Identity:
             name: The name of the field.
             inputs: What the field is computed from.
         """
-        if not inputs.names and not inputs.values:
+        if not inputs.names and not inputs.columns:
             return hashlib.blake2b(name.encode(), key=base, digest_size=20).digest()
         parts = [name.encode()]
         if inputs.names:  # functions that get the whole sample may read its key
             parts.append("\0".join([sample.key, *inputs.names]).encode("utf-8", "surrogateescape"))
         unhashed: list[str] = []
-        for value in inputs.values:
-            parts.append(_hash_of(_value_of(value, sample), unhashed))
+        for column in inputs.columns:
+            parts.append(_hash_of(_value_of(column, sample), unhashed))
         if unhashed:
             self._warn(unhashed)
         sizes = [len(part).to_bytes(4, "little") for part in parts]
@@ -125,9 +126,9 @@ class Identity:
             )
 
 
-def _value_of(value: Lazy, sample: Sample) -> Any:
+def _value_of(column: Column, sample: Sample) -> Any:
     try:
-        return value.get(sample)
+        return column.get(sample)
     except Exception as error:  # the function that gets the sample may not read this field
         return f"{type(error).__name__}: {error}"
 

@@ -18,12 +18,13 @@ from kdpipes.cache.folder import METADATA, layout_in
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked
 from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.storage.access import Access, using
@@ -101,7 +102,7 @@ class CacheReaderMapDataPipe(MapPipe):
                 fields[name] = value.item() if isinstance(value, np.generic) else value
             elif _flag(flags, index):
                 key = notes["keys"][name][index].tobytes()
-                fields[name] = Lazy(partial(self._read, key, name), what=f"reading cached field {name!r}")
+                fields[name] = Column(partial(self._read, key, name), what=f"reading cached field {name!r}")
         return Sample(fields, key=keys[index], index=index)
 
     def has_quick_length(self, *, may_plan: bool) -> bool:

@@ -9,9 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.core.column import Column
 from kdpipes.core.fingerprint import digest
 from kdpipes.core.randomness import SampleKey, using_key
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Sample
 from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 
@@ -84,7 +85,7 @@ class Replayed:
         kinds = zip(notes["kinds"].tolist(), notes["cursors"].tolist(), strict=True)
         for number, (kind, cursor) in enumerate(kinds):
             names, lacking, version = notes["distinct"][kind]
-            fields = {name: Lazy(partial(self._read, number, name), what=f"reading {name!r} again") for name in names}
+            fields = {name: Column(partial(self._read, number, name), what=f"reading {name!r} again") for name in names}
             sample = Sample(fields, key=keys[number], index=cursor[2] - 1, version=version)
             if lacking:
                 sample.lack(lacking, "its shard")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 _SIZE = mmap.PAGESIZE
@@ -22,49 +20,30 @@ class Record:
 
     def __init__(self, file: int) -> None:
         self._memory = mmap.mmap(file, _SIZE)
-        self._now: tuple[Any, str] = None, ""
-        self._key: str | None = None  # the key in shared memory
+        self._row: Any = None  # what identifies the sample whose key is in shared memory
+        self.now: tuple[Any, str] = None, ""  # the current activity, for `leave`
         self._texts: dict[str, tuple[slice, bytes]] = {"": _NOTHING}
 
-    def enter(self, sample: Any, what: str) -> tuple[Any, str]:
-        """Record that an activity begins, and return the one before it, for `leave`."""
-        before = self._now
-        self.leave((sample, what))
-        return before
-
-    @contextmanager
-    def reading(self, what: str) -> Iterator[Callable[[str, Any], Any]]:
-        """Record an activity for many samples in turn.
-
-        Yields a function that records the key of the next sample, and returns its second argument.
-        """
-        before, self._now = self._now, (None, what)
-        place, text = self._texts.get(what) or self._encode(what)
-
-        def at(key: str, value: Any) -> Any:
-            name = _encoded(key)
-            self._memory[: len(name)] = name
-            self._memory[place] = text
-            return value
-
-        try:
-            yield at
-        finally:
-            self._memory[_NOTHING[0]] = _NOTHING[1]
-            self._key = None
-            self.leave(before)
-
-    def leave(self, now: tuple[Any, str]) -> None:
-        """Record the activity that continues now."""
-        sample, what = now
-        if sample is not None and sample is not self._now[0] and (key := sample.key) is not self._key:
-            self._key = key
+    def begin(self, sample: Any, what: str) -> None:
+        """Record that work on a sample begins."""
+        row = sample.row
+        if row is not self._row:
+            name = row.name = row.name or _encoded(sample.key)
             self._memory[_WHAT : _WHAT + _LENGTH] = _NOTHING[1]  # the old activity does not belong to the new sample
-            name = _encoded(key)
             self._memory[: len(name)] = name
+            self._row = row
         place, text = self._texts.get(what) or self._encode(what)
         self._memory[place] = text
-        self._now = now
+        self.now = sample, what
+
+    def leave(self, now: tuple[Any, str]) -> None:
+        """Record the activity that continues now: the value of `now` before."""
+        sample, what = now
+        if sample is not None:
+            self.begin(sample, what)
+        else:
+            self._memory[_NOTHING[0]] = _NOTHING[1]
+            self.now = now
 
     def _encode(self, what: str) -> tuple[slice, bytes]:
         text = _encoded(what)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, FieldError
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Block, Sample
 
 
 def field_of(name: str, fields: Any) -> str | None:
@@ -46,18 +47,18 @@ def entry_of(value: Any, path: str, name: str) -> Any:
     raise FieldError(f"Column {name!r}: there is no entry {path!r}; {there}.")
 
 
-def lazy_entry(sample: Sample, name: str) -> Lazy | None:
-    """Return an entry of a sample's field, which is loaded when the entry is read; None if there is no such field."""
-    field = field_of(name, sample)
+def entry_column(block: Block, name: str) -> Column | None:
+    """Return an entry of a field, which is loaded when the entry is read; None if there is no such field."""
+    field = field_of(name, block.fields)
     if field is None:
         return None
     path = name[len(field) + 1 :]
-    return Lazy(lambda _, value: entry_of(value, path, name), sample.lazy(field), what=f"reading {name!r}")
+    return Column(lambda _, value: entry_of(value, path, name), block.fields[field], what=f"reading {name!r}")
 
 
 def value_of(sample: Sample, name: str) -> Any:
     """Return a field of a sample, an entry of a field, or the sample's key if `name` is "key"."""
     if name == "key" and name not in sample:
         return sample.key
-    entry = lazy_entry(sample, name)
+    entry = entry_column(sample.block, name)
     return sample[name] if entry is None else entry.get(sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from kdpipes.core.randomness import (
     with_stream_keys,
 )
 from kdpipes.core.registry import note_methods, note_name, pipe_name
-from kdpipes.core.sample import Sample, as_sample
+from kdpipes.core.sample import Block, Sample, as_sample, finished
 from kdpipes.core.stock import Seeded, has_own_seed, is_of_torchdata, shards
 from kdpipes.core.torch_pipes import Collator, IterDataPipe, Mapper, ShardingFilter, _SnapshotState
 from kdpipes.core.tracebacks import with_short_tracebacks
@@ -184,21 +184,21 @@ class IterPipe(Streaming[Any], IterChain):
         """Yield the samples of one epoch, new objects each time."""
         raise TypeError(f"{type(self).__name__} must implement `samples`.")
 
-    def finish(self, sample: Sample) -> Any:
-        """Return the item for `sample` at the end of the chain: the sample, or what `select` makes of it."""
-        return sample
+    def items_of(self, block: Block) -> Sequence[Any]:
+        """Return the items at the end of the chain for a block: the samples, or what `select` makes of them."""
+        return block.samples()
 
     def iterate(self) -> Iterator[Any]:
         self._check_sharding()
         if is_replaying():
-            yield from map(self.finish, self.samples())
+            yield from (finished(self, sample) for sample in self.samples())
             return
         epoch = self._epochs.begin()
         seed = self._renewed[0] if self._renewed is not None else 0
         stride, offset = _part_of(self)
         for number, sample in enumerate(with_stream_keys(self.samples(), seed, epoch)):
             sample.bind(SampleKey(seed, epoch, number * stride + offset))
-            yield self.finish(sample)
+            yield finished(self, sample)
 
     def set_seed(self, seed: int) -> IterPipe:
         """Count an epoch. Loaders call this when an epoch begins. Random numbers depend on `deal(seed=...)` instead."""

@@ -40,10 +40,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import UNLABELLED
+from kdpipes.core.column import Column, Loaded
 from kdpipes.core.errors import DataError, closest, is_sequence
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.messages import counted
-from kdpipes.core.sample import Lazy, Loaded, Sample
+from kdpipes.core.sample import Block, Sample
 
 LABEL_FIELDS = ("y", "cls")  # the fields that hold labels: those of samples, and of webdataset's shards
 RANGES = (
@@ -133,7 +134,7 @@ def class_of(label: Any, names: tuple[str, ...]) -> Any:
     return value if isinstance(value, int) else label
 
 
-def numbered(label: Lazy, names: tuple[str, ...], *, are_given: bool = True) -> Lazy:
+def numbered(label: Column, names: tuple[str, ...], *, are_given: bool = True) -> Column:
     """Return a label that is converted to a class number when it is read.
 
     Args:
@@ -151,19 +152,16 @@ def numbered(label: Lazy, names: tuple[str, ...], *, are_given: bool = True) -> 
                 return value
             raise DataError(f"Sample {sample.key!r} has class {error}") from None
 
-    return Lazy(number, label, what="reading the label", is_cheap=label.is_cheap)
+    def number_all(_: Block, values: Sequence[Any]) -> Sequence[Any]:
+        return [class_of(value, names) for value in values]
 
-
-def label_at(column: NDArray[Any], index: int) -> Any:
-    """Return the label at a position, as a plain number if it is one."""
-    label = column[index]
-    return label.item() if isinstance(label, np.generic) else label
+    return Column(number, label, what="reading the label", is_cheap=label.is_cheap, many=number_all)
 
 
 def labels_at(column: NDArray[Any], positions: NDArray[Any]) -> list[Any]:
-    """Return the labels at several positions, as `label_at` does."""
+    """Return the labels at several positions, as plain numbers if they are numbers."""
     if column.dtype == object:
-        return [label_at(column, index) for index in positions.tolist()]
+        return [label.item() if isinstance(label, np.generic) else label for label in column[positions]]
     labels: list[Any] = column[positions].tolist()
     return labels
 
@@ -173,7 +171,7 @@ def number_fields(fields: dict[str, Any], names: Names, *, are_given: bool = Tru
     for field in LABEL_FIELDS:
         if names is not None and field in fields:
             label = fields[field]
-            fields[field] = numbered(label if isinstance(label, Lazy) else Loaded(label), names, are_given=are_given)
+            fields[field] = numbered(label if isinstance(label, Column) else Loaded(label), names, are_given=are_given)
 
 
 def is_text(label: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Container, Iterator, Sequence
 from enum import Enum
@@ -13,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kdpipes.core.bulk import Bulk
 from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
 from kdpipes.core.entries import entry_of, field_of, value_of
@@ -26,7 +26,7 @@ from kdpipes.core.pipe import Pipe, gives_samples
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, chooser, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_methods, note_name, pipe_name
-from kdpipes.core.sample import Sample
+from kdpipes.core.sample import Block, Rows, Sample, as_sample, finished, one_row
 from kdpipes.core.shared import Shared
 from kdpipes.core.torch_pipes import IndexedConcater as Concater
 from kdpipes.core.torch_pipes import IndexedMapper as Mapper
@@ -87,27 +87,25 @@ class MapPipe(Pipe, MapChain):
 
     def fetch(self, index: int) -> Sample:
         """Return a new sample object for a position, from 0 to `len(self) - 1`."""
-        raise TypeError(f"{type(self).__name__} must implement `fetch`.")
+        if type(self).read_blocks is MapPipe.read_blocks:
+            raise TypeError(f"{type(self).__name__} must implement `fetch`.")
+        (block,) = self.read_blocks(one_row(index))
+        return block.sample()
 
-    def finish(self, sample: Sample) -> Any:
-        """Return the item for `sample` at the end of the chain: the sample, or what `select` makes of it."""
-        return sample
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
+        """Return the samples at some positions in new blocks, whose fields are loaded when they are read.
 
-    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        """Return the values of some fields of many samples, a sequence for each field; None if this is not supported.
-
-        The values are those that `fetch` would give. Errors need not name the sample: it is then read by `fetch`.
-
-        Args:
-            names: The names of the fields; besides them, "key" and "index".
-            positions: The positions of the samples.
-            bulk: The random keys of the samples.
+        Each block has the `places` of its samples. A subclass implements either this or `fetch`.
         """
-        return None
+        return _one_by_one(rows, self.fetch, pipe_name(self))
 
-    def read_items(self, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
-        """Return what `finish` would return for many samples; None if this is not supported."""
-        return None
+    def blocks_at(self, rows: Rows) -> Sequence[Block]:
+        """Return the samples at some positions, made by whichever of `read` and `fetch` the class implements."""
+        return MapPipe.read_blocks(self, rows) if _fetches(type(self)) else self.read_blocks(rows)
+
+    def items_of(self, block: Block) -> Sequence[Any]:
+        """Return the items at the end of the chain for a block: the samples, or what `select` makes of them."""
+        return block.samples()
 
     def prefetch(self, order: Order) -> None:
         """Start to read the samples that will be fetched. Sources that read over a network override this.
@@ -175,9 +173,9 @@ class MapPipe(Pipe, MapChain):
     def read_item(self, position: int) -> Any:
         """Return `pipe[position]`. Unlike indexing, this does not count as a read by a loader."""
         if current_epoch() is not None:
-            return self.finish(self.fetch(position))
+            return finished(self, self.fetch(position))
         with using_key(SampleKey(0, self.__dict__.get(_EPOCH, 0), position)):
-            return self.finish(self.fetch(position))
+            return finished(self, self.fetch(position))
 
     def set_epoch(self, epoch: int) -> None:
         """Make `pipe[i]` return sample i of an epoch.
@@ -298,6 +296,34 @@ class MapPipe(Pipe, MapChain):
 
 
 note_methods(MapPipe, flavour="map")
+
+
+@functools.cache
+def _fetches(kind: Any) -> bool:
+    """Return whether a class makes samples one by one: whether `fetch` is defined nearer to it than `read_blocks`."""
+    names = [name for base in kind.__mro__ for name in ("read_blocks", "fetch") if name in vars(base)]
+    return names[0] == "fetch"
+
+
+def _one_by_one(rows: Rows, fetch: Callable[[int], Any], name: str) -> Sequence[Block]:
+    """Return blocks of single samples, which a function makes of positions."""
+    blocks = []
+    for position, sample_key, place in zip(rows.positions.tolist(), rows.keys(), rows.places, strict=True):
+        with planning(rows.planned), using_key(sample_key):
+            sample = fetch(position)
+        if not isinstance(sample, Sample):
+            kind = type(sample).__name__
+            raise TypeError(f"`fetch` of `{name}` must return a `kdp.Sample`, but returned {kind}.")
+        sample.block.places = [place]
+        blocks.append(sample.block)
+    return blocks
+
+
+def blocks_of(source: Any, rows: Rows, name: str) -> Sequence[Block]:
+    """Return the samples of an indexed pipe, which may be a stock pipe, for the pipe `name`."""
+    if isinstance(source, MapPipe):
+        return source.blocks_at(rows)
+    return _one_by_one(rows, lambda position: as_sample(source[position], position, name), name)
 
 
 class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]

@@ -1,16 +1,13 @@
-"""`Operation`, the base class of what work pipes do to one sample, and the interface of `.on_error(...)`."""
+"""`Operation` and `Step`, what work pipes do to samples, and the interface of `.on_error(...)`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from numpy.typing import NDArray
-
-from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.errors import reject_field
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.sample import Sample
+from kdpipes.core.sample import Block, Sample, apart
 from kdpipes.core.traits import UNDECLARED, Traits
 
 
@@ -36,15 +33,18 @@ class Operation(Fingerprinted):
         for name in sorted(self.traits.needs - known):
             reject_field(name, "The source", known)
 
-    def read_fields(
-        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
-    ) -> list[Sequence[Any]] | None:
-        """Return fields of many samples after the operation; None if this is not supported. See `core.bulk`."""
-        return None
+    def run(self, block: Block) -> Sequence[Block]:
+        """Apply the operation to the samples of a block, by default to each by itself."""
+        blocks = []
+        for sample, place in zip(apart(block), block.places, strict=True):
+            changed: Block = self(sample).block
+            changed.places = [place]
+            blocks.append(changed)
+        return blocks
 
-    def read_items(self, source: BulkSource, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
-        """Return the items for many samples, like `read_fields`, if the operation makes items of samples."""
-        return None
+    def items_of(self, block: Block) -> Sequence[Any]:
+        """Return the items for the samples of a block, if the operation makes items of samples."""
+        return block.samples()
 
     def drawing(self) -> tuple[str, ...]:
         """Return the names of the functions that were seen to draw from the global generators in this process."""
@@ -55,10 +55,29 @@ class Operation(Fingerprinted):
         return {name: value for name, value in vars(self).items() if name != "traits"}
 
 
-class ErrorHandler(Operation):
+class Step(Operation):
+    """An operation that changes all samples of a block alike, by columns that are computed when they are read."""
+
+    def change(self, block: Block) -> None:
+        """Add, replace or remove columns of a block."""
+        raise TypeError(f"{type(self).__name__} must implement `change`.")
+
+    def run(self, block: Block) -> Sequence[Block]:
+        self.change(block)
+        return (block,)
+
+    def __call__(self, sample: Sample) -> Any:
+        self.change(sample.block)
+        return sample
+
+
+class ErrorHandler(Step):
     """The interface of `.on_error(...)`, which decides about samples that cannot be made."""
 
     traits = Traits(reads=frozenset(), changes=frozenset(), is_transparent=True, handles_errors=True)
+
+    def change(self, block: Block) -> None:
+        """Leave the samples as they are: `deal` asks the handler."""
 
     @property
     def is_tolerant(self) -> bool:

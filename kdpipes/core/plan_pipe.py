@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import Joined, Pairs
-from kdpipes.core.bulk import Bulk
 from kdpipes.core.errors import ChainError, check_choice
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import BatchShares, MapPipe, as_column, indexed
@@ -21,7 +20,7 @@ from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
 from kdpipes.core.randomness import choosing, plan_epoch, planning
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.sample import Sample
+from kdpipes.core.sample import Block, Rows
 from kdpipes.core.shared import Shared
 from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
@@ -201,24 +200,20 @@ class PlanPipe(MapPipe):
     def __len__(self) -> int:
         return len(self.chosen())
 
-    def fetch(self, index: int) -> Sample:
-        planned = self._planned
-        if planned is None or self.redraws:
-            found = self.chosen(plan_epoch())[index]
-        else:  # this runs for each sample; a call of `locate` would take as long as the rest of this method
-            found = planned.value[index]
-        number, position = found if len(self.sources) > 1 else (0, found)
-        if self._is_fixed:
-            with planning(0):
-                sample = self.sources[number].fetch(int(position))
-        else:
-            sample = self.sources[number].fetch(int(position))
-        return sample.come_from(int(number)) if len(self.sources) > 1 else sample
-
-    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        if len(self.sources) > 1 or self._is_fixed or type(self).fetch is not PlanPipe.fetch:
-            return None
-        return self.source.read_fields(names, np.asarray(self.chosen(bulk.planned)[positions]), bulk)
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
+        chosen = self.chosen(rows.planned)[rows.positions]
+        planned = 0 if self._is_fixed else rows.planned
+        if len(self.sources) == 1:
+            return self.source.blocks_at(rows.at(chosen, planned))
+        numbers, positions = (np.asarray(part) for part in chosen)
+        blocks: list[Block] = []
+        for number in np.unique(numbers).tolist():
+            for block in self.sources[number].blocks_at(
+                rows.at(positions, planned).part(np.flatnonzero(numbers == number).tolist())
+            ):
+                block.route = (*block.route, number)
+                blocks.append(block)
+        return blocks
 
     def redrawn_by(self, *, of_labels: bool = False) -> str | None:
         self.chosen()

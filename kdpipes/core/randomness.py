@@ -149,8 +149,22 @@ class KeyNeededError(BaseException):
     """A function needs the key of its sample, but many samples are read at once. Users' code must not handle it."""
 
 
-_NO_KEY: Any = object()  # in place of a key, while many samples are read at once
-_current: ContextVar[SampleKey | _StreamKeys | None] = ContextVar("kdpipes_key", default=None)
+class RowKey:
+    """The key of the sample of a block that is being made; None while many samples are made at once."""
+
+    __slots__ = ("epoch", "key", "seed")
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self.seed, self.epoch = seed, epoch
+        self.key: SampleKey | None = None
+
+    def take(self) -> SampleKey:
+        if self.key is None:
+            raise KeyNeededError
+        return self.key
+
+
+_current: ContextVar[SampleKey | _StreamKeys | RowKey | None] = ContextVar("kdpipes_key", default=None)
 _planned: ContextVar[int | None] = ContextVar("kdpipes_planned", default=None)
 
 
@@ -170,14 +184,15 @@ class _Using:  # `contextlib.contextmanager` would take four times as long, for 
         self._variable.reset(self._token)
 
 
-def using_key(key: SampleKey) -> _Using:
+def using_key(key: SampleKey | RowKey) -> _Using:
     """Return a context manager in which new samples take `key`."""
     return _Using(_current, key)
 
 
-def without_key() -> _Using:
-    """Return a context manager in which asking for the key of a new sample, or its epoch, raises KeyNeededError."""
-    return _Using(_current, _NO_KEY)
+def row_key() -> RowKey | None:
+    """Return the key that changes with the sample of a block that is being made; None outside of blocks."""
+    current = _current.get()
+    return current if type(current) is RowKey else None
 
 
 def with_stream_keys(items: Iterator[Any], seed: int, epoch: int, *, start: int = 0) -> Iterator[Any]:
@@ -200,18 +215,18 @@ def items_with(variable: ContextVar[Any], value: Any, items: Iterator[Any]) -> I
 
 
 def current_key() -> SampleKey | None:
-    """Return the key for a new sample; None outside `using_key` and `with_stream_keys`."""
+    """Return the key for a new sample; None outside `using_key` and `with_stream_keys`.
+
+    Raises:
+        KeyNeededError: Many samples are made at once.
+    """
     current = _current.get()
-    if current is _NO_KEY:
-        raise KeyNeededError
-    return current.take() if isinstance(current, _StreamKeys) else current
+    return current.take() if isinstance(current, _StreamKeys | RowKey) else current
 
 
 def current_epoch() -> tuple[int, int] | None:
     """Return the seed and the epoch of new samples; None if they get no key."""
     current = _current.get()
-    if current is _NO_KEY:
-        raise KeyNeededError
     return None if current is None else (current.seed, current.epoch)
 
 

@@ -1,223 +1,230 @@
-"""`Sample`, a mapping of fields that load when they are first read, and `Lazy`, the value of such a field."""
+"""`Sample`, a mapping of fields that load when they are first read, and `Block`, samples that are made together."""
 
 from __future__ import annotations
 
+import copy
 import dis
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kdpipes.core import activity
-from kdpipes.core.errors import ChainError, MissingMemberError, add_note, must_be, reject_field
+from kdpipes.core.column import UNLOADED, Column, Loaded, keep_no_inputs, stacked
+from kdpipes.core.errors import ChainError, MissingMemberError, must_be, reject_field
 from kdpipes.core.on_use import call_slot
-from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator
+from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator, plan_epoch, using_key
 from kdpipes.core.secrets import printable
 from kdpipes.core.tracebacks import shorten
 
 _UNPACKING = [dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX")]
 _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
-_NOTHING: tuple[frozenset[str], str] = frozenset(), ""
-UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()
 
 
-class Inputs(NamedTuple):
-    """What a value is computed from, besides what is still to be loaded from the source.
+class Rows:
+    """The samples that blocks are made of: where they are in a source, and where in the dealt epoch.
 
     Args:
-        names: The names of the fields that functions of the whole sample get.
-        values: The values that the source has handed over with the sample, or that are cheap to get.
+        positions: The positions of the samples in the source.
+        keys: A function that returns the random keys of the samples, which are often not needed.
+        planned: The epoch for which plan pipes choose samples.
+        places: The places of the samples among those of the batch.
     """
 
-    names: tuple[str, ...]
-    values: tuple[Lazy, ...]
+    def __init__(
+        self, positions: NDArray[Any], keys: Callable[[], list[SampleKey]], planned: int, places: Sequence[int]
+    ) -> None:
+        self.positions = positions
+        self.keys = keys
+        self.planned = planned
+        self.places = places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def at(self, positions: Any, planned: int) -> Rows:
+        """Return the same samples at other positions, those in a source upstream."""
+        return Rows(np.asarray(positions), self.keys, planned, self.places)
+
+    def part(self, numbers: Sequence[int]) -> Rows:
+        """Return some of the samples, by their numbers among these."""
+        if len(numbers) == len(self.places):
+            return self
+        keys = cache(lambda: [self.keys()[number] for number in numbers])
+        return Rows(self.positions[numbers], keys, self.planned, [self.places[number] for number in numbers])
 
 
-_NO_INPUTS = Inputs((), ())
+def one_row(position: int) -> Rows:
+    """Return a single sample, whose random key is the current one."""
+    key = current_key() or SampleKey(position=position)
+    return Rows(np.array([position]), lambda: [key], plan_epoch(), [0])
 
 
-class Lazy:
-    """The value of a field that is computed once, when it is first read.
+class Block:
+    """Samples that are made together: a table whose rows are samples and whose columns are computed when they are read.
+
+    All samples have the same fields and have passed the same pipes.
 
     Args:
-        load: A function that is called as `load(sample, *values)` with the values of `inputs`.
-        inputs: The values that this one is computed from.
-        what: A description for the note on an error, such as "reading field 'x'".
-        scope: The fields of the sample that `load` gets, if they are not the current ones.
-        is_cheap: Whether loading takes almost no time, so that caches do not keep the value.
+        fields: The columns, by the names of the fields.
+        rows: Where the samples are.
+        key: A function from a position to the sample's key; None numbers the samples.
+        version: A function from a position to a text that changes when the data of the sample change.
+        shared_key: A function from a position to the key that samples of the same file share.
     """
 
-    __slots__ = ("_inputs", "_load", "_scope", "_value", "_what", "is_cheap")
+    key: Callable[[int], str] | None = None
+    version: Callable[[int], str] | None = None
+    shared_key: Callable[[int], str] | None = None
+    route: tuple[int, ...] = ()
+    lacking: tuple[frozenset[str], str] = frozenset(), ""
+    is_recording = is_part = False
+    origins: Sequence[Sample] = ()  # what the samples were before they were stacked
+    places: Sequence[int] = (0,)
+    _rows: list[_Row] | None = None
+    _samples: list[Sample] | None = None
 
     def __init__(
         self,
-        load: Callable[..., Any],
-        *inputs: Lazy,
-        what: str,
-        scope: Mapping[str, Lazy] | None = None,
-        is_cheap: bool = False,
+        fields: dict[str, Column],
+        rows: Rows,
+        *,
+        key: Callable[[int], str] | None,
+        version: Callable[[int], str] | None = None,
+        shared_key: Callable[[int], str] | None = None,
     ) -> None:
-        self.is_cheap = is_cheap
-        self._load = load
-        self._inputs = inputs
-        self._what = what
-        self._scope = scope
-        self._value = UNLOADED
+        self.fields = fields
+        self.positions: Sequence[int] = rows.positions.tolist()
+        self.keys, self.places = rows.keys, rows.places
+        self.key, self.version, self.shared_key = key, version, shared_key
+        self.claimed: dict[str, int] = {}
+        self.promises: dict[str, Column] = {}
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the value has been loaded."""
-        return self._value is not UNLOADED
+    def __len__(self) -> int:
+        return len(self.places)
 
-    def get(self, sample: Sample) -> Any:
-        """Return the value. A note on an error names the sample and the operation."""
-        if self._value is UNLOADED:
-            values = [value.get(sample) for value in self._inputs] if self._inputs else ()
-            record = activity.current
-            before = record.enter(sample, self._what) if record is not None else (None, "")
-            try:
-                self._value = self._load(sample if self._scope is None else sample.view(self._scope), *values)
-            except BaseException as error:  # including SystemExit, which workers send to the main process
-                add_note(error, f"kdpipes: while {self._what} of sample {sample.key!r} (ordinal {sample.ordinal})")
-                raise
-            finally:
-                if record is not None:
-                    record.leave(before)
-            self._load, self._inputs, self._scope = UNLOADED, (), None
-        return self._value
+    def samples(self) -> list[Sample]:
+        """Return the samples, which share the block. They are kept until `release`, because they refer to it."""
+        if self._samples is not None:
+            return self._samples
+        if self._rows is None:
+            self._rows = list(map(_Row, self.keys()))
+        samples = [Sample.of_row(self, row, number) for number, row in enumerate(self._rows)]
+        if len(samples) > 1:
+            self._samples = samples
+        return samples
 
-    def reaches(self, others: Collection[Lazy]) -> list[Lazy]:
-        """Return those of some values that this one is, or is still to be computed from."""
-        found, waiting, seen = list[Lazy](), [self], set[int]()
-        while waiting:
-            value = waiting.pop()
-            if id(value) not in seen:
-                seen.add(id(value))
-                found += [value] if any(value is other for other in others) else []
-                waiting += [*value._inputs, *(value._scope or {}).values()]
-        return found
+    def sample(self, number: int = 0) -> Sample:
+        """Return one of the samples."""
+        if self._rows is None:
+            self._rows = list(map(_Row, self.keys()))
+        return Sample.of_row(self, self._rows[number], number)
 
-    def inputs(self, others: Collection[Lazy]) -> Inputs:
-        """Return what this value is computed from, also through the values `others`, always in the same order."""
-        first = self
-        while first._scope is None and len(first._inputs) == 1:  # most fields: a row of work on one value
-            first = first._inputs[0]
-        if first._scope is None and not first._inputs and not others:
-            return Inputs((), (first,)) if first.is_loaded or first.is_cheap else _NO_INPUTS
-        names, values = list[str](), list[Lazy]()
-        waiting, seen = [first, *others], set[int]()
-        while waiting:
-            value = waiting.pop()
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            scope = value._scope
-            if scope is not None:
-                names += sorted(scope)
-                waiting += [scope[name] for name in sorted(scope)]
-            elif not value._inputs and (value.is_loaded or value.is_cheap):
-                values.append(value)
-            waiting += value._inputs
-        return Inputs(tuple(names), tuple(values))
+    def first(self) -> Sample:
+        """Return the first sample, to look at its key alone."""
+        return self.sample() if self._rows else Sample.of_row(self, _Row(SampleKey()), 0)
 
-    def before(self, is_step: Callable[[str], bool]) -> Lazy | None:
-        """Return the value before the last steps; None if it is no longer known.
+    def release(self) -> None:
+        """Do not keep the samples any more."""
+        self._samples = None
 
-        `is_step` takes a description of a value, and returns whether it is such a step.
-        """
-        value = self
-        while is_step(value._what):
-            if value.is_loaded or not value._inputs:
-                return None
-            value = value._inputs[0]
-        return value
+    def only(self, number: int) -> Block:
+        """Return the part of the block that has a single sample."""
+        if len(self.places) == 1:
+            return self
+        part = copy.copy(self)
+        part._samples, part.is_part = [self.sample(number)], True
+        part.places = [self.places[number]]
+        return part
 
-    def wrap(self, wrapped: Callable[[Callable[..., Any], str], Callable[..., Any] | None]) -> None:
-        """Replace each function that computes the value or its inputs by `wrapped(function, description)`.
+    def values(self, name: str) -> Sequence[Any]:
+        """Return the values of a field, one for each sample."""
+        return self.column(name).values(self)
 
-        If `wrapped` returns None, the value and its inputs are left unchanged.
-        """
-        if self._value is UNLOADED and (load := wrapped(self._load, self._what)) is not None:
-            self._load = load
-            for value in self._inputs:
-                value.wrap(wrapped)
+    def column(self, name: str) -> Column:
+        """Return a field without loading it."""
+        column = self.fields.get(name)
+        return self.sample().lazy(name) if column is None else column
 
-    def fork(self, forks: dict[Lazy, Lazy]) -> Lazy:
-        """Return the value for another delivery; if it is not loaded yet, it is computed anew, once.
+    def claim_name(self, operation: str) -> str:
+        """Return a name for an operation that is unique for these samples: "crop", "crop_2", ..."""
+        names = self.claimed
+        if operation not in names and operation not in (_DRAW, _EARLY):
+            names[operation] = 1
+            return operation
+        name, count = operation, names.get(operation, int(operation in (_DRAW, _EARLY)))
+        while count and (name := f"{operation}_{count + 1}") in names:
+            count += 1
+        names[operation] = count + 1
+        names.setdefault(name, 1)
+        return name
 
-        `forks` holds the values already forked for that delivery; this one is added.
-        """
-        if self not in forks:
-            if self.is_loaded:
-                forks[self] = Loaded(self._value)
-            else:
-                scope = self._scope and {name: value.fork(forks) for name, value in self._scope.items()}
-                inputs = [value.fork(forks) for value in self._inputs]
-                forks[self] = Lazy(self._load, *inputs, what=self._what, scope=scope, is_cheap=self.is_cheap)
-        return forks[self]
+    def drop_inputs(self) -> None:
+        """Let values that only one other field is computed from be dropped at once, such as the bytes of files."""
+        if len(self.places) > 1 and not self.is_part:
+            keep_no_inputs([*self.fields.values(), *self.promises.values()])
 
 
-class Loaded(Lazy):
-    """A value that is already loaded, as most fields are. Making one takes a quarter of the time of a `Lazy`."""
-
-    __slots__ = ()
-    _load: Any = UNLOADED  # these attributes hide the slots of the base class
-    _inputs: Any = ()
-    _scope: Any = None
-    _what: Any = ""
-    is_cheap: Any = False
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def get(self, sample: Sample) -> Any:
-        return self._value
+def apart(block: Block) -> list[Sample]:
+    """Return the samples of a block, each in a block of its own."""
+    if len(block.places) == len(block.positions) == 1:
+        return block.samples()
+    samples = []
+    for sample in block.samples():
+        with using_key(sample.draw):
+            samples.append(sample.fork())
+    return samples
 
 
-class _Origin:
-    """The data that all views of one delivered sample share."""
+def stack(samples: Sequence[Sample]) -> Block | None:
+    """Return one block of samples that each have a block of their own; None if they have different fields."""
+    first = samples[0].block
+    forms = [
+        (each.claimed, each.is_recording, tuple(each.fields), each.lacking, tuple(each.promises))
+        for each in (sample.block for sample in samples)
+    ]
+    if any(form != forms[0] for form in forms) or any(sample.failure is not None for sample in samples):
+        return None
+    fields = {name: stacked([sample.block.fields[name] for sample in samples], samples) for name in first.fields}
+    positions, sample_keys = [sample.position for sample in samples], [sample.draw for sample in samples]
+    block = Block(fields, Rows(np.array(positions), lambda: sample_keys, 0, range(len(samples))), key=None)
+    promised = {name: [sample.block.promises[name] for sample in samples] for name in first.promises}
+    block.promises = {name: stacked(columns, samples) for name, columns in promised.items()}
+    block.claimed, block.is_recording, block.lacking = dict(first.claimed), first.is_recording, first.lacking
+    block.origins, block._rows = samples, [sample.row for sample in samples]
+    return block
 
-    __slots__ = (
-        "ctx",
-        "drawn",
-        "failure",
-        "index",
-        "is_index_read",
-        "is_recording",
-        "key",
-        "lacking",
-        "names",
-        "promises",
-        "route",
-        "sample_key",
-        "shared_key",
-        "version",
-    )
 
-    def __init__(
-        self,
-        key: str | Callable[[], str] | None,
-        index: int,
-        sample_key: SampleKey,
-        version: str | Callable[[], str] = "",
-    ) -> None:
-        self.version = version
-        self.route: tuple[int, ...] = ()
-        self.drawn: list[tuple[str, np.random.Generator | None]] | None = None
-        self.key = key
-        self.shared_key: str | None = None
-        self.index = index
-        self.is_index_read = False
+def finished(pipe: Any, sample: Sample) -> Any:
+    """Return the item of a sample at the end of a chain: the sample, or what `select` makes of it."""
+    return pipe.items_of(sample.block.only(sample.number))[0]
+
+
+class _Row:
+    """What all views of one sample of a block share."""
+
+    drawn: list[tuple[str, np.random.Generator | None]] | None = None
+    failure: Exception | None = None
+    is_index_read = False
+    key: str | None = None
+    version: str | None = None
+    shared_key: str | None = None
+    name: bytes | None = None  # the key, as a record of activities holds it
+
+    def __init__(self, sample_key: SampleKey) -> None:
         self.sample_key = sample_key
         self.ctx: dict[str, Any] = {}
-        self.failure: Exception | None = None
-        self.is_recording = False
-        self.names: dict[str, int] = {}
-        self.promises: dict[str, Lazy] = {}
-        self.lacking = _NOTHING
+
+
+def _single(fields: dict[str, Column], position: int, row: _Row) -> Block:
+    """Return the block of one sample."""
+    block = Block.__new__(Block)
+    block.fields, block.positions, block.claimed, block.promises = fields, [position], {}, {}
+    block.keys, block._rows = lambda: [row.sample_key], [row]
+    return block
 
 
 class Sample(MutableMapping[str, Any]):
@@ -226,7 +233,7 @@ class Sample(MutableMapping[str, Any]):
     `name in sample` loads nothing. Pickling and copying load all fields.
 
     Args:
-        fields: The fields by name. A value of type `Lazy` is computed when it is read.
+        fields: The fields by name. A value of type `Column` is computed when it is read.
         key: A stable name that is unique in the source, such as a relative path or an ID; or a function that returns
             it. Caches, quarantines and `replay` need it. None numbers the sample by `index`.
         index: The sample's position in its source, from 0.
@@ -240,7 +247,11 @@ class Sample(MutableMapping[str, Any]):
         (3, 'heron/0001.jpg', ['x', 'y'])
     """
 
-    __slots__ = ("_fields", "_origin")
+    __slots__ = ("_fields", "block", "number", "position", "row")
+    block: Block
+    number: int
+    position: int  # in the source; reading it does not count as reading `index`
+    row: _Row
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
@@ -253,29 +264,50 @@ class Sample(MutableMapping[str, Any]):
         draw: SampleKey | None = None,
         version: str | Callable[[], str] = "",
     ) -> None:
-        self._origin = _Origin(key, index, draw or current_key() or SampleKey(position=index), version)
-        self._fields = {name: value if isinstance(value, Lazy) else Loaded(value) for name, value in fields.items()}
+        self._fields = {name: value if isinstance(value, Column) else Loaded(value) for name, value in fields.items()}
+        self.row = _Row(draw or current_key() or SampleKey(position=index))
+        self.block, self.number, self.position = _single(self._fields, index, self.row), 0, index
+        if key is None or isinstance(key, str):
+            self.row.key = key
+        else:
+            self.block.key = lambda _: key()
+        if isinstance(version, str):
+            self.row.version = version
+        else:
+            self.block.version = lambda _: version()
+
+    @classmethod
+    def of_row(cls, block: Block, row: _Row, number: int) -> Sample:
+        """Return a sample of a block, which shares its fields."""
+        sample = cls.__new__(cls)
+        sample.block, sample._fields, sample.row = block, block.fields, row
+        sample.number, sample.position = number, block.positions[number]
+        return sample
 
     @property
     def key(self) -> str:
         """The sample's name, which is stable and unique in its source."""
-        key = self._origin.key
-        if key is None:
-            return str(self._origin.index)
-        if not isinstance(key, str):
-            key = self._origin.key = key()
-        return key
+        row = self.row
+        if row.key is None:
+            key_of, origins = self.block.key, self.block.origins
+            if origins:
+                return origins[self.number].key
+            if key_of is None:
+                return str(self.position)
+            row.key = key_of(self.position)
+        return row.key
 
     @property
     def has_number(self) -> bool:
         """Whether the key is only the number of the sample in its source."""
-        return self._origin.key is None
+        origins = self.block.origins
+        return self.row.key is None and (origins[self.number].has_number if origins else self.block.key is None)
 
-    def required_key(self, needed_by: str) -> str:
-        """Return the key; raise ChainError, which names a pipe, if it is empty."""
+    def required_key(self) -> str:
+        """Return the key, for a cache; raise ChainError if it is empty."""
         if not self.key:  # all samples without a key would look the same
             raise ChainError(
-                f"`{needed_by}` identifies samples by their keys, but sample {self._origin.index} has none. Pass a "
+                f"`cache` identifies samples by their keys, but sample {self.position} has none. Pass a "
                 "unique key, `kdp.Sample(fields, key=..., index=...)`, in the source."
             )
         return self.key
@@ -283,75 +315,81 @@ class Sample(MutableMapping[str, Any]):
     @property
     def index(self) -> int:
         """The sample's position in its source."""
-        self._origin.is_index_read = True
-        return self._origin.index
+        self.row.is_index_read = True
+        return self.position
 
     @contextmanager
     def watching_index(self) -> Iterator[Callable[[], bool]]:
         """Yield a function that returns whether `index` has been read meanwhile."""
-        before, self._origin.is_index_read = self._origin.is_index_read, False
+        before, self.row.is_index_read = self.row.is_index_read, False
         try:
-            yield lambda: self._origin.is_index_read
+            yield lambda: self.row.is_index_read
         finally:
-            self._origin.is_index_read |= before
+            self.row.is_index_read |= before
 
     @property
     def shared_key(self) -> str:
         """The key that samples share if the same file was read for them; for all others, their own key."""
-        shared = self._origin.shared_key
+        shared, shared_of = self.row.shared_key, self.block.shared_key
+        if shared is None and shared_of is not None:
+            shared = self.row.shared_key = shared_of(self.position)
         return self.key if shared is None else shared
-
-    def share(self, key: str) -> Sample:
-        """Set the key that samples of the same file share, and return the sample."""
-        self._origin.shared_key = key
-        return self
 
     @property
     def version(self) -> str:
         """A string that changes when the sample's data change; empty if the source does not know."""
-        version = self._origin.version
-        if not isinstance(version, str):
-            version = self._origin.version = version()
-        return version
+        row = self.row
+        if row.version is None:
+            version_of, origins = self.block.version, self.block.origins
+            if origins:
+                return origins[self.number].version
+            row.version = "" if version_of is None else version_of(self.position)
+        return row.version
 
     @property
     def route(self) -> tuple[int, ...]:
         """For each pipe with several sources that the sample passed, the number of the source it came from."""
-        return self._origin.route
+        return self.block.route
 
     def come_from(self, number: int) -> Sample:
         """Add the number of a source to the route, and return the sample."""
-        self._origin.route = (*self._origin.route, number)
+        self.block.route = (*self.block.route, number)
         return self
 
     def depend_on(self, other: Sample) -> None:
         """Include the key and the version of another sample, whose fields this one takes, in the version of this."""
-        own = self._origin.version
-        self._origin.version = lambda: f"{own if isinstance(own, str) else own()} {other.key!r} {other.version}"
+        known, version_of = self.row.version, self.block.version
+        self.row.version = None
+
+        def version(position: int) -> str:
+            own = known if known is not None else "" if version_of is None else version_of(position)
+            return f"{own} {other.key!r} {other.version}"
+
+        self.block.version = version
 
     @property
     def failure(self) -> Exception | None:
         """Why the sample could not be made, if `deal` leaves out such samples of a stream; otherwise None."""
-        return self._origin.failure
+        return self.row.failure
 
     def fail(self, error: Exception) -> None:
         """Note why the sample could not be made; the pipes downstream leave it as it is."""
-        self._origin.failure = error
+        self.row.failure = error
 
     @property
     def ordinal(self) -> int:
         """The sample's position in the dealt epoch."""
-        return self._origin.sample_key.position
+        return self.row.sample_key.position
 
     @property
     def draw(self) -> SampleKey:
         """The key that all random numbers of the delivered sample derive from."""
-        return self._origin.sample_key
+        return self.row.sample_key
 
     @property
     def ctx(self) -> dict[str, Any]:
         """The entries that operations after `record_ctx` have recorded, by the name of the operation."""
-        return self._origin.ctx
+        return self.row.ctx
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -369,7 +407,7 @@ class Sample(MutableMapping[str, Any]):
             raise AttributeError(f"'Sample' object has no attribute {name!r}.{hint}")
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._fields[name] = value if isinstance(value, Lazy) else Loaded(value)
+        self._fields[name] = value if isinstance(value, Column) else Loaded(value)
 
     def __delitem__(self, name: str) -> None:
         self.lazy(name)
@@ -400,14 +438,13 @@ class Sample(MutableMapping[str, Any]):
         return str(call_slot("Peek", [self], None, 1)._repr_html_())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        origin = self._origin
+        block = self.block
         fields = dict(self)  # first, because loading fields records entries of the ctx
-        copied = ("route", "names", "is_recording", "ctx", "shared_key")
-        kept = {name: getattr(origin, name) for name in copied}
+        kept = block.route, block.claimed, block.is_recording, self.ctx, self.row.shared_key
         key = None if self.has_number else self.key
-        return _restore, (fields, key, origin.index, self.draw, self.version, kept)
+        return _restore, (fields, key, self.position, self.draw, self.version, kept)
 
-    def lazy(self, name: Any) -> Lazy:
+    def lazy(self, name: Any) -> Column:
         """Return a field without loading it."""
         try:
             return self._fields[name]
@@ -421,56 +458,44 @@ class Sample(MutableMapping[str, Any]):
 
     def naming(self) -> Callable[[], str]:
         """Return a function that returns the sample's name for errors, and does not keep the sample in memory."""
-        key = self._origin.key
-        return partial(sample_name, self.key if key is None else key)
+        key_of = self.block.key
+        return partial(sample_name, self.row.key or (self.key if key_of is None else partial(key_of, self.position)))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the fields."""
         return tuple(self._fields)
 
-    def arrange(self, orders: Mapping[tuple[str, ...], Sequence[tuple[str, str]]]) -> bool:
-        """Keep, rename and order fields. `orders` maps the names of all fields to pairs of a new and an old name.
-
-        Return False if `orders` has no entry for the names of this sample.
-        """
-        fields = self._fields
-        order = orders.get(tuple(fields))
-        if order is None:
-            return False
-        self._fields = {new: fields[old] for new, old in order}
-        return True
-
     def lack(self, names: Collection[str], place: str) -> None:
         """Set the fields that this sample lacks but others have; reading one raises an error, which names `place`."""
-        self._origin.lacking = frozenset(names), place
+        self.block.lacking = frozenset(names), place
 
     @property
     def lacking(self) -> frozenset[str]:
         """The fields that this sample lacks but others of the source have."""
-        return self._origin.lacking[0]
+        return self.block.lacking[0]
 
-    def missing(self, names: Sequence[str]) -> Lazy | None:
+    def missing(self, names: Sequence[str]) -> Column | None:
         """Return a field that raises MissingMemberError when it is read; None unless this sample lacks one of these."""
-        lacking, place = self._origin.lacking
+        lacking, place = self.block.lacking
         if not any(name in lacking for name in names):
             return None
         there = ", ".join(map(repr, sorted(self._fields))) or "nothing"
-        text = f"Sample {self.key!r} in {place} has no member {';'.join(names)!r}, as other samples have, but {there}. "
-        text += '`.on_error("skip")` leaves such samples out.'
+        member = ";".join(names)
 
-        def reject(_: Sample) -> NoReturn:
-            raise MissingMemberError(text)
+        def reject(sample: Sample) -> NoReturn:
+            raise MissingMemberError(
+                f"Sample {sample.key!r} in {place} has no member {member!r}, as other samples have, but {there}. "
+                '`.on_error("skip")` leaves such samples out.'
+            )
 
-        return Lazy(reject, what=f"reading field {';'.join(names)!r}")
+        return Column(reject, what=f"reading field {member!r}")
 
     def key_of(self, operation: str) -> bytes:
         """Return the key of an operation, which depends only on the delivered sample and the operation's name."""
-        sample_key = self._origin.sample_key
-        if sample_key.replayed is not None:
-            early = sample_key.replayed.get(_EARLY, {}).get(operation)
-            sample_key = sample_key if early is None else SampleKey.from_entry(early, is_early=True)
-        return sample_key.key(operation)
+        sample_key = self.row.sample_key
+        early = (sample_key.replayed or {}).get(_EARLY, {}).get(operation)
+        return (sample_key if early is None else SampleKey.from_entry(early, is_early=True)).key(operation)
 
     def rng(self, operation: str, *, is_borrowed: bool = False) -> np.random.Generator:
         """Return a generator that depends only on the delivered sample and the operation's name.
@@ -479,31 +504,32 @@ class Sample(MutableMapping[str, Any]):
             operation: The name of the operation, unique for the sample.
             is_borrowed: Whether the operation no longer uses the generator when this thread asks for the next one.
         """
-        origin = self._origin
-        replayed = origin.sample_key.replayed
+        row = self.row
+        replayed = row.sample_key.replayed
         if replayed is not None and operation not in replayed.get(_EARLY, {}) and _DRAW not in replayed:
             return cast("np.random.Generator", _Unknown(operation))
-        if origin.drawn is None:
-            return (borrowed_generator if is_borrowed else generator)(self.key_of(operation))
-        made = generator(self.key_of(operation))
-        origin.drawn.append((operation, made))
+        key = row.sample_key.key(operation) if replayed is None else self.key_of(operation)
+        if row.drawn is None:
+            return (borrowed_generator if is_borrowed else generator)(key)
+        made = generator(key)
+        row.drawn.append((operation, made))
         return made
 
     @property
     def is_watched(self) -> bool:
         """Whether it must be known which operations draw random numbers."""
-        origin = self._origin
-        return origin.drawn is not None or origin.is_recording or origin.sample_key.replayed is not None
+        row = self.row
+        return row.drawn is not None or self.block.is_recording or row.sample_key.replayed is not None
 
     @contextmanager
     def watching_draws(self) -> Iterator[Callable[[], str | None]]:
         """Yield a function that returns the name of an operation that has drawn random numbers meanwhile, or None."""
-        before, drawn = self._origin.drawn, list[tuple[str, np.random.Generator | None]]()
-        self._origin.drawn = drawn
+        before, drawn = self.row.drawn, list[tuple[str, np.random.Generator | None]]()
+        self.row.drawn = drawn
         try:
             yield lambda: next((name for name, rng in drawn if rng is None or self._has_moved(name, rng)), None)
         finally:
-            self._origin.drawn = before
+            self.row.drawn = before
 
     def _has_moved(self, operation: str, rng: np.random.Generator) -> bool:
         return repr(rng.bit_generator.state) != repr(generator(self.key_of(operation)).bit_generator.state)
@@ -520,8 +546,8 @@ class Sample(MutableMapping[str, Any]):
         rng = self.rng(operation)
         if isinstance(rng, _Unknown):
             rng.reject()
-        if self._origin.drawn is not None:
-            self._origin.drawn.append((operation, None))
+        if self.row.drawn is not None:
+            self.row.drawn.append((operation, None))
         early = (self.draw.replayed or {}).get(_EARLY, {}).get(operation)
         if not is_recorded:
             return rng
@@ -536,24 +562,25 @@ class Sample(MutableMapping[str, Any]):
     @contextmanager
     def using_key(self, sample_key: SampleKey) -> Iterator[None]:
         """Let operations derive their random numbers from `sample_key` instead of the sample's own key."""
-        before, self._origin.sample_key = self._origin.sample_key, sample_key
+        before, self.row.sample_key = self.row.sample_key, sample_key
         try:
             yield
         finally:
-            self._origin.sample_key = before
+            self.row.sample_key = before
 
     def bind(self, sample_key: SampleKey) -> None:
         """Set the key of the delivered sample."""
-        self._origin.sample_key = sample_key
+        self.row.sample_key = sample_key
 
-    def scope(self) -> dict[str, Lazy]:
+    def scope(self) -> dict[str, Column]:
         """Return a copy of the current fields, without loading them."""
         return dict(self._fields)
 
-    def view(self, scope: Mapping[str, Lazy]) -> Sample:
+    def view(self, scope: Mapping[str, Column]) -> Sample:
         """Return the same delivered sample with other fields: an earlier `scope`."""
         view = Sample.__new__(Sample)
-        view._origin, view._fields = self._origin, dict(scope)
+        view.block, view.number, view.row, view._fields = self.block, self.number, self.row, dict(scope)
+        view.position = self.position
         return view
 
     def fork(self, *, key: str | None = None) -> Sample:
@@ -561,53 +588,29 @@ class Sample(MutableMapping[str, Any]):
 
         Fields that are not loaded are computed anew.
         """
-        fork, origin, forks = Sample.__new__(Sample), self._origin, dict[Lazy, Lazy]()
-        sample_key = current_key() or origin.sample_key
-        made = fork._origin = _Origin(origin.key if key is None else key, origin.index, sample_key, origin.version)
-        made.route, made.is_recording, made.lacking = origin.route, origin.is_recording, origin.lacking
-        made.shared_key = origin.shared_key if key is None else None
-        made.failure = origin.failure
-        made.names = dict(origin.names)
-        made.ctx = {name: dict(value) if isinstance(value, dict) else value for name, value in origin.ctx.items()}
-        fork._fields = {name: value.fork(forks) for name, value in self._fields.items()}
-        made.promises = {name: value.fork(forks) for name, value in origin.promises.items()}
+        own, forks = self.block, dict[Column, Column]()
+        fields = {name: column.fork(self, forks) for name, column in self._fields.items()}
+        block = _single(fields, self.position, _Row(current_key() or self.draw))
+        fork = block.sample()
+        row = fork.row
+        block.promises = {name: column.fork(self, forks) for name, column in own.promises.items()}
+        block.route, block.is_recording, block.lacking = own.route, own.is_recording, own.lacking
+        block.key, block.version, block.claimed = own.key, own.version, dict(own.claimed)
+        row.key, row.version, row.failure = self.row.key if key is None else key, self.row.version, self.failure
+        if key is None:
+            block.shared_key, row.shared_key = own.shared_key, self.row.shared_key
+        row.ctx.update({name: dict(value) if isinstance(value, dict) else value for name, value in self.ctx.items()})
         return fork
-
-    def record(self) -> None:
-        """Record the parameters of the following operations in `ctx`."""
-        self._origin.is_recording = True
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether there is a `record_ctx` upstream."""
-        return self._origin.is_recording
-
-    @property
-    def claimed_names(self) -> dict[str, int]:
-        """How many operations have claimed each name."""
-        return self._origin.names
-
-    def claim_name(self, operation: str) -> str:
-        """Return a name for an operation that is unique for this sample: "crop", "crop_2", ..."""
-        return claim_name(self._origin.names, operation)
-
-    def promise_ctx(self, name: str, value: Lazy) -> None:
-        """Declare that loading `value` records the entry `name` of the ctx."""
-        self._origin.promises[name] = value
-
-    def promises(self) -> dict[str, Lazy]:
-        """Return the values that record entries of the ctx when they are loaded, by the names of the entries."""
-        return dict(self._origin.promises)
 
     def recorded(self, name: str) -> Any:
         """Return one entry of the ctx. Load the field whose loading records it, if necessary."""
-        promises = self._origin.promises
+        promises = self.block.promises
         for promise in [promises[name]] if name in promises else list(promises.values()):
             if name not in self.ctx:
                 promise.get(self)
         if name not in self.ctx:
-            names = sorted({*self.ctx, *self._origin.promises})
-            hint = "" if self.is_recording else "Put `.record_ctx()` before the operations to record."
+            names = sorted({*self.ctx, *promises})
+            hint = "" if self.block.is_recording else "Put `.record_ctx()` before the operations to record."
             reject_field(name, f"The ctx of sample {self.key!r}", names, hint)
         return self.ctx[name]
 
@@ -629,25 +632,19 @@ class _Unknown:
 
 
 def _restore(
-    fields: dict[str, Any], key: str | None, index: int, sample_key: SampleKey, version: str, kept: dict[str, Any]
+    fields: dict[str, Any],
+    key: str | None,
+    index: int,
+    sample_key: SampleKey,
+    version: str,
+    kept: tuple[tuple[int, ...], dict[str, int], bool, dict[str, Any], str | None],
 ) -> Sample:
     sample = Sample(fields, key=key, index=index, draw=sample_key, version=version)
-    for name, value in kept.items():
-        setattr(sample._origin, name, dict(value) if isinstance(value, dict) else value)
+    block, row = sample.block, sample.row
+    block.route, block.is_recording, row.shared_key = kept[0], kept[2], kept[4]
+    block.claimed.update(kept[1])
+    row.ctx.update(kept[3])
     return sample
-
-
-def claim_name(names: dict[str, int], operation: str) -> str:
-    """Return a name for an operation that is not in `names`, and add it: "crop", "crop_2", ..."""
-    if operation not in names and operation not in (_DRAW, _EARLY):
-        names[operation] = 1
-        return operation
-    name, count = operation, names.get(operation, int(operation in (_DRAW, _EARLY)))
-    while count and (name := f"{operation}_{count + 1}") in names:
-        count += 1
-    names[operation] = count + 1
-    names.setdefault(name, 1)
-    return name
 
 
 def sample_name(key: str | Callable[[], str]) -> str:

@@ -10,17 +10,16 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from numpy.typing import NDArray
 
-from kdpipes.core.bulk import Bulk
 from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import ChainError, add_note, must_be
 from kdpipes.core.iter_pipe import IterPipe, keeps_failures, samples_of
-from kdpipes.core.map_pipe import BatchShares, MapPipe, is_key
+from kdpipes.core.map_pipe import BatchShares, MapPipe, blocks_of, is_key
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
-from kdpipes.core.registry import Named, pipe_name, register, reject_taken
-from kdpipes.core.sample import Sample, as_sample
+from kdpipes.core.registry import Named, register, reject_taken
+from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, Traits
 
@@ -52,12 +51,17 @@ class SampleMapper(Named, Pipe):
         """The traits of the operation. Each sample passes before the next one is read."""
         return replace(self.operation.traits, holds_back=False)
 
-    def apply(self, sample: Sample) -> Sample:
-        """Apply the operation, unless it is applied by `finish`."""
-        return sample if self._selects else self._operation(sample)
+    def apply(self, block: Block) -> Sequence[Block]:
+        """Apply the operation to the samples of a block, unless it makes items of them."""
+        return (block,) if self._selects else self._operation.run(block)
 
-    def finish(self, sample: Sample) -> Any:
-        return self._operation(sample) if self._selects else sample
+    def apply_to(self, sample: Sample) -> Sample:
+        """Apply the operation to one sample."""
+        (block,) = self.apply(sample.block)
+        return block.sample()
+
+    def items_of(self, block: Block) -> Sequence[Any]:
+        return self._operation.items_of(block)
 
     def class_names(self) -> tuple[str, ...] | None:
         return None if self.operation.traits.column_before("y") is None else class_names_of(self.source)
@@ -73,12 +77,6 @@ class SampleMapper(Named, Pipe):
         return self.operation.value_fingerprint()
 
 
-@functools.cache
-def _is_ours(kind: type) -> bool:
-    """Return whether a class is a MapPipe. `isinstance` would call torch's metaclass for each sample and pipe."""
-    return issubclass(kind, MapPipe)
-
-
 class SampleMapperMapDataPipe(SampleMapper, MapPipe):
     """Applies an operation to each sample of an indexed source, when the sample is read."""
 
@@ -88,27 +86,11 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
     def __len__(self) -> int:
         return len(self.source)
 
-    def fetch(self, index: int) -> Sample:
-        if _is_ours(type(self.source)):  # type: ignore[arg-type]  # a type has a hash
-            sample = self.source.fetch(index)
-            try:
-                return self.apply(sample)
-            except AttributeError:
-                if isinstance(sample, Sample):
-                    raise
-            kind = type(sample).__name__
-            raise TypeError(f"`fetch` of `{pipe_name(self.source)}` must return a `kdp.Sample`, but returned {kind}.")
-        return self.apply(as_sample(self.source[index], index, self.name))
-
-    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        if not isinstance(self.source, MapPipe):
-            return None
-        return self._operation.read_fields(self.source, names, positions, bulk)
-
-    def read_items(self, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
-        if not isinstance(self.source, MapPipe):
-            return None
-        return self._operation.read_items(self.source, positions, bulk)
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
+        blocks = blocks_of(self.source, rows, self.name)
+        if len(blocks) == 1:
+            return self.apply(blocks[0])
+        return [changed for block in blocks for changed in self.apply(block)]
 
     def prefetch(self, order: Order) -> None:
         if isinstance(self.source, MapPipe):
@@ -177,7 +159,7 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
         while type(source := pipes[0].source) is SampleMapperIterDataPipe and "samples" not in vars(source):
             pipes.insert(0, source)
         steps: list[Callable[[Sample], Sample]] = [
-            pipe.operation if type(pipe) is SampleMapperIterDataPipe else pipe.apply
+            pipe.operation if type(pipe) is SampleMapperIterDataPipe else pipe.apply_to
             for pipe in pipes
             if pipe.operation.traits.gives != "items"
         ]
@@ -230,7 +212,7 @@ class UsersOperation(Operation):
         return UsersOperation, (self.name, self.called, self.args, self.kwargs, self.declared)
 
     def __call__(self, sample: Sample) -> Sample:
-        place, ctx = sample.claim_name(self._place), sample.ctx if sample.is_recording else None
+        place, ctx = sample.block.claim_name(self._place), sample.ctx if sample.block.is_recording else None
         try:
             changed = call_seeded(self._bound, sample, place, sample, *self.args, ctx=ctx)
         except BaseException as error:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import (
     ChainError,
@@ -27,12 +26,13 @@ from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
 from kdpipes.core.registry import functional_pipe
+from kdpipes.core.sample import Block, Rows, Sample, finished
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.delivery.by_class import ClassCut
 from kdpipes.delivery.by_length import LengthCut
 from kdpipes.delivery.by_source import SourceCut, shares_of
 from kdpipes.delivery.cut import Cut, Epoch, EqualCut, ShardCut
-from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
+from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle, items_at_once
 from kdpipes.delivery.layout import Layout, Ranks, Sharding, Uneven
 from kdpipes.delivery.own_order import OwnCut, OwnOrder
 from kdpipes.delivery.packing import PackCut
@@ -40,6 +40,8 @@ from kdpipes.delivery.skipping import LEFT_OUT
 
 _AHEAD = 2  # how many batches beyond the one that is made sources prefetch
 _FEW = 4  # samples in a batch, below which comparing the states of the global generators takes longer than seeding them
+_ALL_AT_ONCE = 1 << 30
+_FEW_AT_ONCE = 16  # samples, if functions may read any field, so that all values stay in memory until they are called
 _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
 
 
@@ -166,6 +168,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             seed=seed,
             uneven=uneven,
         )
+        self._at_once = 1  # how many samples of a batch are made together
         self._configure(self._cut, shuffle, seed, ranks)
         handler = Chain.of(self).error_handler()
         if handler is not None and handler.substitutes and not self._cut.substitutes:
@@ -201,9 +204,14 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if epoch.num_batches:
             epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is rejected at its start
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
+        traits = [node.traits for node in Chain.of(self.source)]
+        is_selected = isinstance(self.source, MapPipe) and self.source.traits.gives == "items"
+        functions = [node.traits for node in Chain.of(self.source) if node.operation and node.traits.gives != "items"]
+        self._at_once = _FEW_AT_ONCE if any(each.reads is None for each in functions) else _ALL_AT_ONCE
+        if not is_selected or any(each.is_eager for each in functions):
+            self._at_once = 1
         prefetches = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
-        traits = [node.traits for node in Chain.of(self.source)] if prefetches else []
-        prefetches = any(each.is_remote or each.reads_files for each in traits)
+        prefetches = prefetches and any(each.is_remote or each.reads_files for each in traits)
         planned = 0 if self._cut.is_fixed else number  # the epoch whose samples are delivered
         if prefetches:
             with planning(planned):
@@ -223,37 +231,60 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _items(self, positions: NDArray[Any], epoch: int, ordinals: Sequence[int], size: int, batch: int) -> list[Any]:
         """Return the items of a batch. Ordinals that are not below `size` are padding."""
-        with planning(0) if self._cut.is_fixed else nullcontext():
-            bulk = Bulk(self._seed, epoch, 0 if self._cut.is_fixed else epoch, ordinals, size)
-            item = self._item if self._skipper is None else self._item_or_nothing
+        skipper, planned = self._skipper, 0 if self._cut.is_fixed else epoch
 
-            def make(start: int, stop: int) -> list[Any]:
-                keys = bulk.part(start, stop).keys()
-                return [
-                    item(position, key, batch)
-                    for position, key in zip(positions[start:stop].tolist(), keys, strict=True)
-                ]
+        @cache
+        def keys() -> list[SampleKey]:
+            return [SampleKey(self._seed, epoch, ordinal, ordinal >= size) for ordinal in ordinals]
 
-            if isinstance(self.source, MapPipe) and (self._skipper is None or not self._skipper.knows_bad_samples):
-                return self._bulk_reader.items(self.source, positions, bulk, make)
-            return make(0, len(positions))
+        rows = Rows(positions, keys, planned, range(len(ordinals)))
+        items: dict[int, Any] = {}
+        samples: dict[int, Sample] = {}
+        with planning(planned):
+            for start in range(0, len(rows), self._at_once) if min(self._at_once, len(rows)) > 1 else ():
+                blocks: Sequence[Block] = ()
+                try:
+                    blocks = self.source.blocks_at(rows.part(range(len(rows))[start : start + self._at_once]))
+                    if skipper is None or not skipper.knows_bad_samples:
+                        items |= items_at_once(blocks, self.source, self._seed, epoch)
+                        continue
+                except Exception:  # then one sample after the other, so that the first one that fails raises its error
+                    pass
+                for block in blocks:
+                    samples |= {place: block.sample(number) for number, place in enumerate(block.places)}
+            item = self._item if skipper is None else self._item_or_nothing
+            return [
+                items[number] if number in items else item(rows.part([number]), samples.get(number), batch)
+                for number in range(len(rows))
+            ]
 
-    def _item(self, position: int, sample_key: SampleKey, batch: int) -> Any:
-        source = self.source
-        with using_key(sample_key):
-            return source.finish(source.fetch(position)) if isinstance(source, MapPipe) else source[position]
+    def _item(self, row: Rows, sample: Sample | None, batch: int) -> Any:
+        with using_key(row.keys()[0]):
+            return self._finish(self._fetch(row) if sample is None else sample)
 
-    def _item_or_nothing(self, position: int, sample_key: SampleKey, batch: int) -> Any:
-        skipper = self._skipper
+    def _fetch(self, row: Rows) -> Any:
+        """Return the sample of a row, not loaded; of a stock pipe, its item."""
+        if not isinstance(self.source, MapPipe):
+            return self.source[int(row.positions[0])]
+        (block,) = self.source.blocks_at(row)
+        return block.sample()
+
+    def _finish(self, sample: Any) -> Any:
+        return finished(self.source, sample) if isinstance(self.source, MapPipe) else sample
+
+    def _item_or_nothing(self, row: Rows, sample: Sample | None, batch: int) -> Any:
+        skipper, (sample_key,) = self._skipper, row.keys()
         assert skipper is not None
-        item = self._tried(position, sample_key, batch)
+        item = self._tried(row, sample, batch)
         if item is not LEFT_OUT or not skipper.substitutes:
             return item
         # Attempts depend only on the ordinal, so that every worker and every run finds the same substitute.
         for attempt in range(_NUM_SUBSTITUTES):
             key = hash_key(sample_key.seed, sample_key.epoch, sample_key.position, "substitute", attempt)
             other = int.from_bytes(key[:8], "little") % len(self.source)
-            item = self._tried(other, sample_key._replace(is_padding=True), batch)
+            padding = sample_key._replace(is_padding=True)
+            substitute = Rows(np.array([other]), partial(list, [padding]), row.planned, row.places)
+            item = self._tried(substitute, None, batch)
             if item is not LEFT_OUT:
                 return item
         assert skipper.last_error is not None
@@ -262,13 +293,13 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             f"error is {type(skipper.last_error).__name__}: {without_notes(skipper.last_error)}."
         ) from skipper.last_error
 
-    def _tried(self, position: int, sample_key: SampleKey, batch: int) -> Any:
-        source = self.source
+    def _tried(self, row: Rows, sample: Sample | None, batch: int) -> Any:
         assert self._skipper is not None
+        (sample_key,) = row.keys()
         with using_key(sample_key):
-            if isinstance(source, MapPipe):
-                return self._skipper.make(sample_key, batch, lambda: source.fetch(position), source.finish)
-            return self._skipper.make(sample_key, batch, lambda: source[position], lambda item: item)
+            return self._skipper.make(
+                sample_key, batch, lambda: self._fetch(row) if sample is None else sample, self._finish
+            )
 
     def _prepare(self) -> None:
         self._cut.prepare(self.source, self.sharding().num_ranks)

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, takewhile
 from typing import Any, Literal
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
-from kdpipes.core.bulk import Bulk
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
-from kdpipes.core.iter_pipe import IterPipe, seed_streams, with_failures, with_lost_shards
+from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams, with_failures, with_lost_shards
 from kdpipes.core.messages import counted, warn
+from kdpipes.core.operation import Operation, Step
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
-from kdpipes.core.sample import Sample
-from kdpipes.core.sample_pipe import SampleMapper
+from kdpipes.core.sample import Block, Sample, finished, stack
+from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.torch_pipes import IterDataPipe, Shuffler
 from kdpipes.core.traits import UNDECLARED
-from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle
+from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle, items_at_once
 from kdpipes.delivery.lanes import (
     DEFAULT_LANES,
     Cursor,
@@ -42,7 +42,6 @@ from kdpipes.delivery.lanes import (
 )
 from kdpipes.delivery.layout import Layout, Sharding, Uneven, share_out
 from kdpipes.delivery.skipping import LEFT_OUT
-from kdpipes.delivery.tail import head_samples, tail_of, together
 
 Split = Literal["auto", "lanes", "samples"]
 _DEFAULT_RANKS = 4  # to allow for without changing global batches, if the chain does not set it
@@ -154,7 +153,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
         self.continues = num_batches is not None
         self._kept = KeptLanes()
-        self._num_together = 0  # how many work pipes at the end work on the samples of a batch together
+        self._tail: list[Operation] = []  # of the work pipes at the end, which work on the samples of a batch together
         self._has_warned = False  # that batches were dropped
         self._configure(self._layout, shuffle, seed, ranks)
         handler = Chain.of(self).error_handler()
@@ -257,7 +256,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def iterate(self) -> Iterator[Batch]:
         epoch, first = self._begin()
-        self._num_together = len(tail_of(self.source))
+        self._tail = [pipe.operation for pipe in tail_of(self.source)]
         plan = self.lane_plan() or LanePlan(1, 1, self._layout.size_of(self._sharding.num_ranks), is_whole=True)
         yield from self._batches(plan, epoch, first)
         self._end(epoch)
@@ -500,8 +499,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             shards.read_part(part, num_parts)
             if cursor is not None:
                 shards.seek(cursor[:3])
-        if self._num_together:
-            items = head_samples(source, self._num_together)
+        if self._tail:
+            for _ in self._tail:
+                source, name = source.source, source.name
+            items = samples_of(source, name)
         else:
             items = source.samples() if isinstance(source, IterPipe) else iter(source)
         if self._skipper is not None:
@@ -529,38 +530,56 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _items_of(self, epoch: int, dealt: Dealt, parts: list[tuple[Any, SampleKey]]) -> list[Any]:
         """Return the items of a batch, and note the samples for a receipt."""
-        one = self._item if self._skipper is None else self._item_or_nothing
-
-        def make(start: int, stop: int) -> list[Any]:
-            return [one(part, sample_key, dealt.number) for part, sample_key in parts[start:stop]]
-
-        ordinals = [sample_key.position for _, sample_key in parts]
-        is_padded = any(sample_key.is_padding for _, sample_key in parts)
-        if self._num_together and not is_padded and (self._skipper is None or not self._skipper.knows_bad_samples):
-            for part, sample_key in parts:
-                part.bind(sample_key)
-            source = together(tail_of(self.source), [part for part, _ in parts])
-            bulk = Bulk(self._seed, epoch, epoch, ordinals, max(ordinals, default=0) + 1)
-            items = self._bulk_reader.items(source, np.arange(len(parts)), bulk, make)
-        else:
-            items = make(0, len(parts))
+        items, tail = None, self._tail
+        block = _stacked(parts) if tail else None
+        if block is not None:
+            # If it raises an error, one sample after the other, so that the first one that fails raises its error.
+            with suppress(Exception):
+                for operation in tail[:-1]:
+                    operation.run(block)
+                parts, tail = [(block.sample(number), sample_key) for number, (_, sample_key) in enumerate(parts)], []
+                if self._skipper is None or not self._skipper.knows_bad_samples:
+                    items = list(items_at_once([block], self.source, self._seed, epoch).values())
+        if items is None:
+            one = self._item if self._skipper is None else partial(self._item_or_nothing, batch=dealt.number)
+            items = [one(part, sample_key, tail) for part, sample_key in parts]
         for (part, sample_key), item in zip(parts, items, strict=True):
             if item is not LEFT_OUT:
                 known = hash_of_sample(part.key) if isinstance(part, Sample) else b"\1" * 8
                 dealt.hashes.extend(bytes(8) if sample_key.is_padding else known)
         return items
 
-    def _item_or_nothing(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
+    def _item_or_nothing(self, item: Any, sample_key: SampleKey, tail: Sequence[Operation], *, batch: int) -> Any:
         assert self._skipper is not None
-        return self._skipper.make(sample_key, batch, lambda: item, lambda item: self._item(item, sample_key, batch))
+        made = partial(self._item, sample_key=sample_key, tail=tail)
+        return self._skipper.make(sample_key, batch, lambda: item, made)
 
-    def _item(self, item: Any, sample_key: SampleKey, batch: int) -> Any:
+    def _item(self, item: Any, sample_key: SampleKey, tail: Sequence[Operation]) -> Any:
         if isinstance(item, Sample):
             if item.failure is not None:
                 raise item.failure
             item = item if isinstance(self.source, IterPipe) else item.fork()  # a stock pipe may have kept it
             item.bind(sample_key)
-        if self._num_together:
-            for pipe in tail_of(self.source):
-                item = pipe.apply(item)
-        return self.source.finish(item) if isinstance(self.source, IterPipe) else item
+        for operation in tail[:-1]:  # the last one is `select`
+            item = operation(item)
+        return finished(self.source, item) if isinstance(self.source, IterPipe) else item
+
+
+def tail_of(source: Any) -> list[SampleMapperIterDataPipe]:
+    """Return the work pipes at the end of a stream that can work on many samples together, upstream first.
+
+    They must end in `select`. A pipe that is being profiled has a `samples` of its own, and is not among them.
+    """
+    pipes: list[SampleMapperIterDataPipe] = []
+    pipe = source
+    while type(pipe) is SampleMapperIterDataPipe and "samples" not in vars(pipe) and isinstance(pipe.operation, Step):
+        pipes.insert(0, pipe)
+        pipe = pipe.source
+    return pipes if len(pipes) > 1 and pipes[-1].traits.gives == "items" else []
+
+
+def _stacked(parts: Sequence[tuple[Sample, SampleKey]]) -> Block | None:
+    """Return the samples of a batch as one block; None if they differ in their fields, or one of them has failed."""
+    for sample, sample_key in parts:
+        sample.bind(sample_key)
+    return stack([sample for sample, _ in parts]) if len(parts) > 1 else None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
 
-from kdpipes.core.bulk import BulkReader
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.core.graph import upstream_of
@@ -19,9 +18,9 @@ from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.pipe import Pipe, form_of
-from kdpipes.core.randomness import EpochCounter, SampleKey
+from kdpipes.core.randomness import EpochCounter, RowKey, SampleKey, using_key
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.sample import Sample
+from kdpipes.core.sample import Block, Sample
 from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
 from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, Batcher, IndexedBatcher, IterDataPipe
 from kdpipes.core.traits import ItemForm, Traits
@@ -122,7 +121,6 @@ class Dealer(Resumable):
         self._shuffle: Shuffle = shuffle
         self._seed = check_seed(seed)
         self._epochs = EpochCounter()
-        self._bulk_reader = BulkReader()
         self._start = _Start()
         self._stands: tuple[int, int] | None = None  # the next epoch and batch; None before the epoch begins
         self._first_cursors: Cursors = ()  # where the current iteration began
@@ -321,7 +319,6 @@ class Dealer(Resumable):
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
         dealer.source, dealer._epochs = self.source.source if is_selected else self.source, EpochCounter()
-        dealer._bulk_reader = BulkReader()  # it finds out what the source can do
         dealer._seed, dealer._seen = self._seed if seed is None else seed, seen
         dealer._told_of_skips = Skip.log  # they are logged, and the limits of `on_error` are not checked
         dealer.set_epoch(epoch)
@@ -423,6 +420,19 @@ class Dealer(Resumable):
         self._stands, self._cursors = (epoch, batch + 1), merged(self._cursors, dealt.cursors)
         self._is_empty = self._is_empty and not items
         return items
+
+
+def items_at_once(blocks: Sequence[Block], source: Any, seed: int, epoch: int) -> dict[int, Any]:
+    """Return the items that the last pipe of samples makes of some blocks, by the places of the samples."""
+    items: dict[int, Any] = {}
+    try:
+        with using_key(RowKey(seed, epoch)):
+            for block in blocks:
+                items |= zip(block.places, source.items_of(block), strict=True)
+    finally:
+        for block in blocks:
+            block.release()
+    return items
 
 
 def fix_ranks(chain: Any) -> Ranks | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.sample import Sample
+from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import MapDataPipe, ShardingFilter
 from kdpipes.delivery import meter
 from kdpipes.delivery.meter import OUTSIDE, Meters, size_of
@@ -26,7 +26,7 @@ from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.worker import Assignment, Options, Producer
 
 COPYING = "copying batches in a thread"
-_BESIDES = {"finish": "giving samples", "prefetch": "reading ahead"}  # methods
+_BESIDES = {"items_of": "giving samples", "prefetch": "reading ahead"}  # methods
 _NUM_EVENTS = 20_000  # of a thread, for a trace
 _SHARE = 0.005  # of the time, that may go into measuring
 _CALL_S = 3.5e-6  # what measuring one call costs, with all that goes with it, on a slow machine
@@ -278,22 +278,26 @@ class Probes:
         """Call a function, and measure it if measuring is on."""
         return self.meters.here.meter.run(node, function, *args) if self.is_on else function(*args)
 
-    def watch(self, sample: Any, place: int) -> Any:
+    def watch(self, block: Block, place: int) -> None:
         """Let the values that a pipe has promised count for it when they are made."""
-        if isinstance(sample, Sample):
-            for value in sample.scope().values():
-                value.wrap(lambda load, what: self._timed(load, place, what))
-            self.meters.here.meter.leave_out()
-        return sample
+        for column in block.fields.values():
+            column.wrap(
+                lambda load, what: self._timed(load, place, what),
+                lambda load, what: partial(self._column, self.node(place, what), load),
+            )
+        self.meters.here.meter.leave_out()
 
-    def column(self, place: int, what: str, make: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Return the values of a field of many samples, whose work counts for a pipe."""
-        node = self.node(place, what)
+    def _column(self, node: int, load: Callable[..., Sequence[Any] | None], *args: Any) -> Sequence[Any] | None:
+        """Return the values of many samples, measured."""
+        if not self.is_on:
+            return load(*args)
         meter = self.meters.here.meter
-        values = meter.run(node, make)
+        values = meter.run(node, load, *args)
+        if values is None:
+            return None
         made = [self.late(value, node) for value in values]
         row = meter.rows[node]
-        row[1] += len(values) - 1
+        row[1] += len(made) - 1
         row[2] += sum(size_of(value) for value, late in zip(values, made, strict=True) if late is value)
         meter.leave_out()
         return made
@@ -333,10 +337,7 @@ class Probes:
         node = self.node(place)
         if isinstance(pipe, MapPipe):
             methods = {name: self._measured(getattr(pipe, name), self.node(place, _BESIDES[name])) for name in _BESIDES}
-            methods["read_fields"] = self._measured_columns(pipe.read_fields, node, place)
-            methods["read_items"] = self._measured_columns(pipe.read_items, node, place)
-            fetch = self._measured(pipe.fetch, node)
-            return {**methods, "fetch": fetch if pipe.traits.is_plan else lambda index: self.watch(fetch(index), place)}
+            return {**methods, "blocks_at": self._measured_blocks(pipe, node, place)}
         if not isinstance(pipe, Streaming):
             self._measure_stock(pipe, node)
             return {}
@@ -348,8 +349,8 @@ class Probes:
             return {}
         samples = self._measured_items(kind.samples, node, None if pipe.traits.is_plan else place)
         iterate = self._measured_items(kind.iterate, self.node(place, "binding samples"), None)
-        finish = partial(self.run, self.node(place, _BESIDES["finish"]), kind.finish)
-        measured: dict[str, Callable[..., Any]] = {"samples": samples, "iterate": iterate, "finish": finish}
+        items = partial(self.run, self.node(place, _BESIDES["items_of"]), kind.items_of)
+        measured: dict[str, Callable[..., Any]] = {"samples": samples, "iterate": iterate, "items_of": items}
         # Methods of this pipe: `deal` copies the streams of its lanes, and copies must not read from the original.
         vars(pipe).update({name: MethodType(method, pipe) for name, method in measured.items()})
         return {}
@@ -373,20 +374,17 @@ class Probes:
 
         return run
 
-    def _measured_columns(
-        self, method: Callable[..., Any], node: int, place: int
-    ) -> Callable[..., Sequence[Any] | None]:
-        """Return a method that reads many samples at once, measured. Each sample counts as one call."""
+    def _measured_blocks(self, pipe: Any, node: int, place: int) -> Callable[[Rows], Sequence[Block]]:
+        """Return a method that makes samples, measured. Each sample counts as one call."""
+        method = pipe.blocks_at
 
-        def run(*args: Any) -> Any:
-            *_, positions, bulk = args
+        def run(rows: Rows) -> Sequence[Block]:
             meter = self.meters.here.meter
-            before, bulk.measure = bulk.measure, partial(self.column, place)
-            try:
-                made = meter.run(node, method, *args)
-            finally:
-                bulk.measure = before
-            meter.rows[node][1] += -1 if made is None else len(positions) - 1
+            made: Sequence[Block] = meter.run(node, method, rows)
+            meter.rows[node][1] += len(rows) - 1
+            if not pipe.traits.is_plan:
+                for block in made:
+                    self.watch(block, place)
             return made
 
         return run
@@ -447,4 +445,6 @@ class _Items:
         except StopIteration:
             meter.rows[self._node][1] -= 1  # the end is no item
             raise
-        return item if self._watched is None else probes.watch(item, self._watched)
+        if self._watched is not None and isinstance(item, Sample):
+            probes.watch(item.block, self._watched)
+        return item

@@ -13,11 +13,12 @@ import torch
 from PIL import Image
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.column import Column
 from kdpipes.core.errors import ChainError, check_count, check_names, check_seed
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe, item_at
 from kdpipes.core.pipe import form_of
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import ItemForm
 from kdpipes.delivery.collate_samples import split_ctx
@@ -301,7 +302,7 @@ def replay_grid(
         IndexError: The epoch has no such batch.
     """
     dealer = dealer_of(source_datapipe)
-    originals: dict[int, Lazy | None] = {}  # of samples that `on_error` loads at once: then they are known no more
+    originals: dict[int, Column | None] = {}  # of samples that `on_error` loads at once: then they are known no more
 
     def seen(sample: Sample) -> None:
         originals[sample.ordinal] = _before(sample, field)
@@ -331,5 +332,5 @@ def original_of(sample: Sample, field: str) -> Any:
     return sample[field] if before is None else before.get(sample)
 
 
-def _before(sample: Sample, field: str) -> Lazy | None:
+def _before(sample: Sample, field: str) -> Column | None:
     return sample.lazy(field).before(lambda step: step.startswith(("applying ", "making views ")))

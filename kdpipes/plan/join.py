@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.callback import Callback
+from kdpipes.core.column import Column
 from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
 from kdpipes.core.keys import without_repetition
@@ -21,7 +22,7 @@ from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
 from kdpipes.core.randomness import planning
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
 from kdpipes.storage.urls import TAR_SUFFIX
 
@@ -161,7 +162,7 @@ class JoinerMapDataPipe(PlanPipe):
         known = other.scope()
         for name in self._names_in(other):
             value = known.get(name)
-            sample[name] = Lazy(
+            sample[name] = Column(
                 lambda _, name=name: other[name],
                 what=f"reading field {name!r} of {other.key!r}",
                 scope={} if value is None else {name: value},

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import UNLABELLED, smallest_int
+from kdpipes.core.column import filled
 from kdpipes.core.errors import DataError, check_choice, check_names, must_be
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.labels import as_classes, label_of
@@ -18,7 +19,7 @@ from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.messages import warn
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.sample import Sample
+from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.shared import Shared
 from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.plan._classes import no_class, plain, shown, to_labels
@@ -199,10 +200,12 @@ class ClassMapperMapDataPipe(PlanPipe):
         self._labels = Shared(column[inverse[positions]])
         return positions.astype(smallest_int(len(labels)))
 
-    def fetch(self, index: int) -> Sample:
-        sample = super().fetch(index)
-        sample["y"] = label_of(self.column("y")[index])
-        return sample
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
+        labels = dict(zip(rows.places, self.column("y")[rows.positions], strict=True))
+        blocks = super().read_blocks(rows)
+        for block in blocks:
+            block.fields["y"] = filled([label_of(labels[place]) for place in block.places])
+        return blocks
 
     def column(self, name: str) -> NDArray[Any]:
         if name != "y":

@@ -32,7 +32,7 @@ from kdpipes.core.pipe import gives_samples
 from kdpipes.core.plan_pipe import PlanPipe, join_shards, shared_class_names
 from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.sample import Sample
+from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
 from kdpipes.plan.sample_weighted import temperature_at
@@ -284,14 +284,19 @@ class MixerMapDataPipe(PlanPipe):
             self.redraws = self.redraws and bool((taken % lengths).any())
         return _Mix(chosen, positions, lengths, taken, starts, epoch)
 
-    def fetch(self, index: int) -> Sample:
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
         if not self._is_moving():
-            return super().fetch(index)
-        mix = self.chosen(plan_epoch())
-        number, position = mix[index]
-        with planning(int(mix.rounds(index))):
-            sample: Sample = self.sources[number].fetch(int(position))
-        return sample.come_from(int(number))
+            return super().read_blocks(rows)
+        mix = self.chosen(rows.planned)
+        numbers, positions = (np.asarray(part) for part in mix[rows.positions])
+        turns = np.stack([numbers, np.asarray(mix.rounds(rows.positions))])
+        blocks: list[Block] = []
+        for number, turn in np.unique(turns, axis=1).T.tolist():
+            here = np.flatnonzero((turns[0] == number) & (turns[1] == turn)).tolist()
+            for block in self.sources[number].blocks_at(rows.at(positions, turn).part(here)):
+                block.route = (*block.route, number)
+                blocks.append(block)
+        return blocks
 
     def _is_moving(self) -> bool:
         """Return whether both the mix and a source take other samples in each epoch.

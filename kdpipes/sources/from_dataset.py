@@ -15,17 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
-from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.callback import Callback, call_seeded
+from kdpipes.core.column import Column, filled
 from kdpipes.core.errors import ChainError, DataError, check_names, must_be, reject_field
 from kdpipes.core.fingerprint import settled_attributes
 from kdpipes.core.labels import (
     class_names_in,
-    class_of,
     is_label,
     is_same,
     is_text,
-    label_at,
     labels_at,
     number_fields,
     number_labels,
@@ -35,7 +33,7 @@ from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.messages import warn
 from kdpipes.core.randomness import GlobalUse, SampleKey, using_key
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Loaded, Sample
+from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.shared import Shared, is_sharing
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.user_code import own_members
@@ -129,48 +127,22 @@ class DatasetReaderMapDataPipe(MapPipe):
     def __len__(self) -> int:
         return len(self._dataset.value)
 
-    def fetch(self, index: int) -> Sample:
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
         dataset = self._dataset.value
-        if self._getters:
-            fields = {name: _getter(dataset, name, index) for name in self._getters}
-        else:
-            fields = self._parts(index)
+        fields = {name: _getter(dataset, name) for name in self._getters} if self._getters else self._parts()
         labels = self._read_labels()
         if labels is not None:
-            fields["y"] = Loaded(label_at(labels, index))
+            fields["y"] = filled(labels_at(labels, rows.positions))
         elif self._class_names is not None and "y" in fields:
             fields["y"] = numbered(fields["y"], self._class_names, are_given=self._has_given_names)
-        return Sample(fields, key=str(index), index=index)
+        return (Block(fields, rows, key=str),)
 
-    def _parts(self, index: int) -> dict[str, Lazy]:
-        """Return the fields of an item, as the dataset makes them."""
+    def _parts(self) -> dict[str, Column]:
+        """Return the fields of items, as the dataset makes them."""
         dataset, names = self._dataset.value, self._fields.split()
-        item = Lazy(_loader(dataset, index, self._use), what=_LOADING)
+        item = Column(_loader(dataset, self._use), what=_LOADING, many=partial(_items_at_once, dataset, self._use))
         is_cheap = isinstance(dataset, _IN_MEMORY)
         return {name: _part(item, names, place, is_cheap) for place, name in enumerate(names)}
-
-    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        if type(self).fetch is not DatasetReaderMapDataPipe.fetch:
-            return None
-        known, found, indices = self.field_names(), dict[str, Sequence[Any]](), positions.tolist()
-        labels = self._read_labels() if "y" in names else None
-        if labels is not None:
-            found["y"] = labels_at(labels, positions)
-        found |= {name: indices for name in names if name == "index" and name not in known}
-        found |= {name: list(map(str, indices)) for name in names if name == "key" and name not in known}
-        left = [name for name in names if name not in found]
-        if self._getters:
-            read = _read_by_getters(self._dataset.value, left, indices, bulk)
-        else:
-            read = _read_items(self._dataset.value, self._fields.split(), indices, self._use, bulk) if left else {}
-        if read is None or not read.keys() >= set(left):
-            return None
-        if "y" in left and self._class_names is not None:
-            try:
-                read["y"] = [class_of(label, self._class_names) for label in read["y"]]
-            except ValueError:
-                return None  # `fetch` names the sample
-        return [found[name] if name in found else read[name] for name in names]
 
     def has_column(self, name: str) -> bool:
         if name == "y" and self._known_labels() is not None:
@@ -231,7 +203,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         for index in _places_to_compare(targets):
             try:
                 with using_key(SampleKey(0, 0, index)):
-                    label = Sample(self._parts(index), key=str(index), index=index)["y"]
+                    label = Sample(self._parts(), key=str(index), index=index)["y"]
             except Exception:  # the item cannot be loaded, which is for `on_error` to decide
                 continue
             compared += 1
@@ -300,21 +272,23 @@ def _hint_for(dataset: Any) -> str:
     return ""
 
 
-def _getter(dataset: Any, name: str, index: int) -> Lazy:
+def _getter(dataset: Any, name: str) -> Column:
     known = _getters_of(dataset)[name]
 
     def load(sample: Sample) -> Any:
         method = getattr(dataset, _PREFIX + name)
         if not known.may_draw:
-            return method(index)
+            return method(sample.position)
         getter = known.method.with_function(method)
-        return call_seeded(getter, sample, getter.name, index, ctx=sample.ctx, is_recorded=sample.is_recording)
+        ctx, is_recording = sample.ctx, sample.block.is_recording
+        return call_seeded(getter, sample, getter.name, sample.position, ctx=ctx, is_recorded=is_recording)
 
-    return Lazy(load, what=known.what)
+    return Column(load, what=known.what)
 
 
-def _loader(dataset: Any, index: int, use: GlobalUse) -> Callable[[Sample], Any]:
+def _loader(dataset: Any, use: GlobalUse) -> Callable[[Sample], Any]:
     def load(sample: Sample) -> Any:
+        index = sample.position
         if isinstance(dataset, _IN_MEMORY) or getattr(dataset, "is_random", None) is False:
             return dataset[index]
         is_watched = sample.is_watched  # the dataset may have random transforms of its own
@@ -323,86 +297,63 @@ def _loader(dataset: Any, index: int, use: GlobalUse) -> Callable[[Sample], Any]
         key = sample.key_of("dataset")
         item, is_random = use.call_seeded(key, dataset.__getitem__, index, is_watched=is_watched)
         if is_random and is_watched:
-            sample.record_key("dataset", is_recorded=sample.is_recording)
+            sample.record_key("dataset", is_recorded=sample.block.is_recording)
         return item
 
     return load
 
 
-def _read_by_getters(
-    dataset: Any, names: Sequence[str], indices: list[int], bulk: Bulk
-) -> dict[str, Sequence[Any]] | None:
-    """Return fields of many items; None if a method takes the ctx or draws random numbers."""
-    getters = _getters_of(dataset)
-    if any(name not in getters or getters[name].may_draw for name in names):
-        return None
-    each = partial(made_of_each, bulk, keys=lambda: map(str, indices))
-    return {name: each(getattr(dataset, _PREFIX + name), indices, what=getters[name].what) for name in names}
-
-
-def _read_items(
-    dataset: Any, names: Sequence[str], indices: list[int], use: GlobalUse, bulk: Bulk
-) -> dict[str, Sequence[Any]] | None:
-    """Return the parts of many items by name; None if they must be loaded one by one."""
+def _items_at_once(dataset: Any, use: GlobalUse, block: Block) -> Sequence[Any] | None:
+    """Return the items of a block: of a dataset in memory, or by `__getitems__`, as torch's DataLoader does."""
+    positions = block.positions
     if type(dataset) is TensorDataset:
-        if len(dataset.tensors) != len(names):
-            return None
-        rows = torch.as_tensor(indices)
-        return dict(zip(names, (tensor[rows].unbind() for tensor in dataset.tensors), strict=True))
+        rows = torch.as_tensor(positions)
+        return list(zip(*(tensor[rows].unbind() for tensor in dataset.tensors), strict=True))
     if type(dataset) in (list, tuple, np.ndarray):
-        items = [dataset[index] for index in indices]
-    elif use.needs_seeds and getattr(dataset, "is_random", None) is not False:
-        return None
-    else:
-        items = _loaded_items(dataset, indices, use, bulk)
-    if set(map(type, items)) == {tuple} and set(map(len, items)) == {len(names)}:
-        return dict(zip(names, zip(*items, strict=True), strict=True))
-    if set(map(type, items)) == {dict}:
-        return {name: [item[name] for item in items] for name in names}
-    is_single = len(names) == 1 and not any(isinstance(item, Mapping | tuple | list | None) for item in items)
-    return {names[0]: items} if is_single else None
-
-
-def _loaded_items(dataset: Any, indices: list[int], use: GlobalUse, bulk: Bulk) -> list[Any]:
-    """Return many items of a user's dataset, by its `__getitems__` if it has one, as torch's DataLoader does."""
-
-    def results(function: Callable[[Any], Any], arguments: list[Any]) -> list[Any]:
-        called = function if use.needs_seeds else partial(use.call, function)
-        return made_of_each(bulk, called, arguments, keys=lambda: map(str, indices[: len(arguments)]), what=_LOADING)
-
+        return [dataset[position] for position in positions]
     many = getattr(dataset, "__getitems__", None)
-    if many is not None:
-        (items,) = results(many, [indices])
-        if type(items) is list and len(items) == len(indices):
-            return items
-    return results(dataset.__getitem__, indices)
+    is_fixed = getattr(dataset, "is_random", None) is False
+    if many is None or block.is_recording or (use.needs_seeds and not is_fixed):
+        return None
+    items = many(list(positions)) if is_fixed else use.call(many, list(positions))
+    return items if type(items) is list and len(items) == len(positions) else None
 
 
-def _part(item: Lazy, names: list[str], place: int, is_cheap: bool) -> Lazy:
+def _part(item: Column, names: list[str], place: int, is_cheap: bool) -> Column:
     def pick(sample: Sample, value: Any) -> Any:
         if value is None:
             raise DataError(
-                f'Item {sample.index} is None: the dataset could not make it. `.on_error("skip")` skips it.'
+                f'Item {sample.position} is None: the dataset could not make it. `.on_error("skip")` skips it.'
             )
         if isinstance(value, Mapping):
             if names[place] not in value:
                 known = " ".join(map(str, value))
-                raise ChainError(f'Item {sample.index} has no entry {names[place]!r}. It has: `fields="{known}"`.')
+                raise ChainError(f'Item {sample.position} has no entry {names[place]!r}. It has: `fields="{known}"`.')
             return value[names[place]]
         if isinstance(value, tuple | list):
             if len(value) != len(names):
                 raise ChainError(
-                    f"Item {sample.index} has {len(value)} parts, but `fields` names {len(names)}: {' '.join(names)!r}."
+                    f"Item {sample.position} has {len(value)} parts, but `fields` names {len(names)}: "
+                    f"{' '.join(names)!r}."
                 )
             return value[place]
         if len(names) == 1:
             return value
         kind = type(value).__name__
         raise ChainError(
-            f'Item {sample.index} is a single {kind}, but `fields` has {len(names)} names. Use `fields="x"`.'
+            f'Item {sample.position} is a single {kind}, but `fields` has {len(names)} names. Use `fields="x"`.'
         )
 
-    return Lazy(pick, item, what=f"reading field {names[place]!r}", is_cheap=is_cheap)
+    def pick_all(_: Block, items: Sequence[Any]) -> Sequence[Any] | None:
+        kinds = set(map(type, items))
+        if kinds == {tuple} and set(map(len, items)) == {len(names)}:
+            return [item[place] for item in items]
+        if kinds == {dict}:
+            return [item[names[place]] for item in items]
+        is_single = len(names) == 1 and not any(isinstance(item, Mapping | tuple | list | None) for item in items)
+        return items if is_single else None
+
+    return Column(pick, item, what=f"reading field {names[place]!r}", is_cheap=is_cheap, many=pick_all)
 
 
 class SampleSource(MapPipe):
@@ -437,16 +388,16 @@ class SampleSource(MapPipe):
         _reject_reserved(type(self), name)
         super().__setattr__(name, value)
 
-    def fetch(self, index: int) -> Sample:
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
         getters = _getters_of(self)
         if not getters:
             raise ChainError(
                 f"{type(self).__name__} has no fields: give it methods `getitem_x(index)`, `getitem_y(index)`, ..., or "
                 "use `kdp.from_dataset(dataset)` instead of `kdp.SampleSource`."
             )
-        fields: dict[str, Any] = {name: _getter(self, name, index) for name in getters}
+        fields: dict[str, Any] = {name: _getter(self, name) for name in getters}
         number_fields(fields, self._known_names())
-        return Sample(fields, key=self.key_of(index), index=index)
+        return (Block(fields, rows, key=self.key_of),)
 
     def column(self, name: str) -> NDArray[Any]:
         column = super().column(name)

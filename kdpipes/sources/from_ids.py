@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.bulk import Bulk, made_of_each
 from kdpipes.core.callback import Callback
+from kdpipes.core.column import Column, filled
 from kdpipes.core.errors import DataError, add_note, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.keys import repetitions, unique_key
-from kdpipes.core.labels import label_at, labels_at, number_labels
+from kdpipes.core.labels import labels_at, number_labels
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Loaded, Sample
+from kdpipes.core.sample import Block, Rows
 from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
@@ -98,27 +98,32 @@ class IdReaderMapDataPipe(MapPipe):
     def __len__(self) -> int:
         return len(self._ids.value)
 
-    def fetch(self, index: int) -> Sample:
-        name, load, files = self._ids.value[index], self._load, self._files
-        # Caches tell an ID that is no text from its text, which is the key.
-        inputs = () if isinstance(name, str) else (Loaded(name),)
-        fields: dict[str, Any] = {"x": Lazy(lambda *_: load(name), *inputs, what="loading field 'x'")}
-        if self._labels is not None:
-            fields["y"] = label_at(self._labels.value, index)
-        version = "" if files is None else lambda: file_stamp(files.path_of(name))
-        sample = Sample(fields, key=self._key(index), index=index, version=version)
-        return sample if files is None else sample.share(identity_of(str(name)))
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
+        ids = [self._ids.value[position] for position in rows.positions.tolist()]
+        are_texts = [isinstance(name, str) for name in ids]
+        if any(are_texts) and not all(are_texts):
+            return [block for number in range(len(rows)) for block in self.read_blocks(rows.part([number]))]
+        return (self._block(rows, () if all(are_texts) else (filled(ids),)),)
 
-    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        indices = positions.tolist()
-        keys = list(map(self._key, indices))
-        found: dict[str, Sequence[Any]] = {"key": keys, "index": indices}
-        if "y" in names and self._labels is not None:
-            found["y"] = labels_at(self._labels.value, positions)
-        if "x" in names:
-            ids = [self._ids.value[index] for index in indices]
-            found["x"] = made_of_each(bulk, self._load, ids, keys=lambda: keys, what="loading field 'x'")
-        return [found[name] for name in names]
+    def _block(self, rows: Rows, ids: tuple[Column, ...]) -> Block:
+        """Return a block of samples. `ids` holds the IDs that are no texts: caches tell 1 from "1"."""
+        files, known = self._files, self._ids.value
+        if files is None:
+            return Block(self._columns_of(rows, ids), rows, key=self._key)
+        return Block(
+            self._columns_of(rows, ids),
+            rows,
+            key=self._key,
+            version=lambda position: file_stamp(files.path_of(known[position])),
+            shared_key=lambda position: identity_of(str(known[position])),
+        )
+
+    def _columns_of(self, rows: Rows, ids: tuple[Column, ...]) -> dict[str, Column]:
+        known, load = self._ids.value, self._load
+        fields = {"x": Column(lambda sample, *_: load(known[sample.position]), *ids, what="loading field 'x'")}
+        if self._labels is not None:
+            fields["y"] = filled(labels_at(self._labels.value, rows.positions))
+        return fields
 
     def value_fingerprint(self) -> Any:
         """Return the data that identify values in caches, in addition to the versions of the files."""

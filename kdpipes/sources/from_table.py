@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.bulk import Bulk
+from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, check_names, closest, must_be
 from kdpipes.core.labels import number_labels
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Rows
 from kdpipes.core.shared import Shared
 from kdpipes.sources._tables import as_arrow, class_names_of, files_of, read_files
 from kdpipes.sources.from_ids import FileLoader, IdReaderMapDataPipe
@@ -154,18 +154,18 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
     def __len__(self) -> int:
         return self._num_rows
 
-    def fetch(self, index: int) -> Sample:
-        sample = super().fetch(index)
+    def _columns_of(self, rows: Rows, ids: tuple[Column, ...]) -> dict[str, Column]:
+        fields = super()._columns_of(rows, ids)
         if not self._has_file:
-            del sample["x"]
+            del fields["x"]
         for name, column in self._columns.items():
-            sample[name] = Lazy(lambda _, column=column: column[index], what=f"reading {name!r}", is_cheap=True)
-        return sample
-
-    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        rest = [name for name in names if name not in self._columns]
-        read = dict(zip(rest, super().read_fields(rest, positions, bulk) or (), strict=True))
-        return [read[name] if name in read else self._columns[name].take(positions.tolist()) for name in names]
+            fields[name] = Column(
+                lambda sample, column=column: column[sample.position],
+                what=f"reading {name!r}",
+                is_cheap=True,
+                many=lambda block, column=column: column.take(block.positions),
+            )
+        return fields
 
     def _name(self, index: int) -> str:
         return str(index) if self._keys is None else identity_of(self._keys[index])

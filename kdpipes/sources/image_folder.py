@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.bulk import Bulk, made_of_each
+from kdpipes.core.column import Column, filled
 from kdpipes.core.errors import DataError, check_names, must_be
 from kdpipes.core.labels import number_labels
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
@@ -104,27 +104,17 @@ class ImageFolderMapDataPipe(MapPipe):
     def __len__(self) -> int:
         return len(self._listed().labels)
 
-    def fetch(self, index: int) -> Sample:
-        listing = self._listed()
-        path = listing.paths[index]
-        url = join_url(self._root, path)
-        size = -1 if listing.sizes is None else int(listing.sizes[index])
-        content = Lazy(lambda sample: self._files.read(url, size), what="reading field 'x'")
-        return Sample(
-            {"x": content, "y": int(listing.labels[index])},
-            key=path,
-            index=index,
-            version=lambda: self._version_of(index, url),
-        )
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
+        listing, positions = self._listed(), rows.positions.tolist()
+        files: list[tuple[str, int]] = []
 
-    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        listing, indices = self._listed(), positions.tolist()
-        paths = [listing.paths[index] for index in indices]
-        found: dict[str, Sequence[Any]] = {"key": paths, "index": indices, "y": listing.labels[positions].tolist()}
-        if "x" in names:
-            urls, sizes = [join_url(self._root, path) for path in paths], listing.sizes_of(indices)
-            found["x"] = made_of_each(bulk, self._files.read, urls, sizes, keys=lambda: paths, what="reading field 'x'")
-        return [found[name] for name in names]
+        def load(sample: Sample) -> bytes:
+            if not files:
+                files.extend(self._files_at(positions))
+            return self._files.read(*files[sample.number])
+
+        fields = {"x": Column(load, what="reading field 'x'"), "y": filled(listing.labels[rows.positions].tolist())}
+        return (Block(fields, rows, key=listing.paths.__getitem__, version=self._version_of),)
 
     def value_fingerprint(self) -> Any:
         """Return an empty tuple, because the versions of the files identify the values."""
@@ -140,17 +130,18 @@ class ImageFolderMapDataPipe(MapPipe):
         return Traits(role="source", is_remote=is_remote, reads_files=not is_remote)
 
     def prefetch(self, order: Order) -> None:
-        def files_at(indices: list[int]) -> list[tuple[str, int]]:
-            listing = self._listed()
-            urls = [join_url(self._root, listing.paths[index]) for index in indices]
-            return list(zip(urls, listing.sizes_of(indices), strict=True))
+        self._files.prefetch(order, self._files_at)
 
-        self._files.prefetch(order, files_at)
+    def _files_at(self, positions: list[int]) -> list[tuple[str, int]]:
+        """Return the URL and the size of the files at some positions; the size is -1 if it is unknown."""
+        listing = self._listed()
+        urls = [join_url(self._root, listing.paths[position]) for position in positions]
+        return list(zip(urls, listing.sizes_of(positions), strict=True))
 
-    def _version_of(self, index: int, url: str) -> str:
+    def _version_of(self, index: int) -> str:
         listing = self._listed()
         if listing.sizes is None or listing.tags is None:
-            return file_stamp(url)
+            return file_stamp(join_url(self._root, listing.paths[index]))
         return f"{join_url(identity_of(self._root), listing.paths[index])} {listing.sizes[index]} {listing.tags[index]}"
 
     def has_quick_length(self, *, may_plan: bool) -> bool:

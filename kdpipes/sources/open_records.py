@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,16 +12,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.column import Column, filled
 from kdpipes.core.errors import DataError, check_choice, check_count, must_be, reject_field
 from kdpipes.core.labels import LABEL_FIELDS, numbered
 from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.shared import Shared
 from kdpipes.storage.codec import checksum_of, decode
 from kdpipes.storage.memory import MappedFiles
 from kdpipes.storage.records import Records, read_records
-from kdpipes.storage.shard_index import Places
+from kdpipes.storage.shard_index import Places, by_gaps
 from kdpipes.storage.urls import is_local
 
 Verify = Literal["always", "once", "never"]
@@ -83,24 +85,26 @@ class RecordReaderMapDataPipe(MapPipe):
     def __len__(self) -> int:
         return len(self._opened())
 
-    def fetch(self, index: int) -> Sample:
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
         records = self._opened()
-        fields: dict[str, Any] = {}
-        lacking = []
+        blocks = []
+        for numbers, lacking in by_gaps(records.fields, rows.positions):
+            block = self._block(records, rows.part(numbers), lacking)
+            if lacking:
+                block.lacking = lacking, repr(records.paths[int(records.parts[block.positions[0]])])
+            blocks.append(block)
+        return blocks
+
+    def _block(self, records: Records, rows: Rows, lacking: Collection[str]) -> Block:
+        fields: dict[str, Column] = {}
         for name, known in records.fields.items():
             if not isinstance(known, Places):
-                fields[name] = int(known[index])
-            elif known.offsets[index] < 0:
-                lacking.append(name)
-            else:
-                fields[name] = Lazy(partial(self._load, index, name), what=f"reading field {name!r}")
+                fields[name] = filled(known[rows.positions].tolist())
+            elif name not in lacking:
+                fields[name] = Column(partial(self._load, name), what=f"reading field {name!r}")
                 if name in LABEL_FIELDS and records.class_names is not None:
                     fields[name] = numbered(fields[name], records.class_names, are_given=False)
-        key, version = partial(records.keys.__getitem__, index), partial(records.version, index)
-        sample = Sample(fields, key=key, index=index, version=version)
-        if lacking:
-            sample.lack(lacking, repr(records.paths[int(records.parts[index])]))
-        return sample
+        return Block(fields, rows, key=records.keys.__getitem__, version=records.version)
 
     def fingerprint(self) -> Any:
         records = self._opened()
@@ -149,8 +153,8 @@ class RecordReaderMapDataPipe(MapPipe):
             self._records = Shared(read_records(Path(self._folder)))
         return self._records.value
 
-    def _load(self, index: int, name: str, sample: Sample) -> Any:
-        records = self._opened()
+    def _load(self, name: str, sample: Sample) -> Any:
+        records, index = self._opened(), sample.position
         places: Any = records.fields[name]
         part, offset, size = int(records.parts[index]), int(places.offsets[index]), int(places.sizes[index])
         path = records.paths[part]

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.bulk import Bulk, made_of_each
+from kdpipes.core.column import Column
 from kdpipes.core.entries import value_of
 from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, reject_field
-from kdpipes.core.labels import LABEL_FIELDS, class_of, number_fields, number_labels
+from kdpipes.core.labels import LABEL_FIELDS, number_fields, number_labels
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
 from kdpipes.core.order import Order
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Block, Rows
 from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._member_reader import Fetch, MemberReader
@@ -30,7 +29,7 @@ from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.shard_cache import ShardCache
-from kdpipes.storage.shard_index import Catalog, Places
+from kdpipes.storage.shard_index import Catalog, Places, by_gaps
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
@@ -146,42 +145,17 @@ class ShardReaderMapDataPipe(MapPipe):
     def __len__(self) -> int:
         return len(self._indexed())
 
-    def fetch(self, index: int) -> Sample:
+    def read_blocks(self, rows: Rows) -> Sequence[Block]:
         catalog = self._indexed()
-        gaps = {field: catalog.fields[field] for field in catalog.gaps}
-        lacking = {field for field, known in gaps.items() if isinstance(known, Places) and known.offsets[index] < 0}
-        known = [field for field in catalog.fields if field not in lacking]
-        fields: dict[str, Any] = {field: self._lazy(catalog, index, field) for field in known}
-        number_fields(fields, self._given_names)
-        key, version = partial(catalog.key, index), partial(_stamp_of, catalog, index)
-        sample = Sample(fields, key=key, index=index, version=version)
-        if lacking:
-            sample.lack(lacking, self._place_of(index, fields))
-        return sample
-
-    def read_fields(self, names: Sequence[str], positions: NDArray[Any], bulk: Bulk) -> list[Sequence[Any]] | None:
-        catalog, indices = self._indexed(), positions.tolist()
-        keys = partial(map, catalog.key, indices)
-        columns: list[Sequence[Any]] = []
-        for name in names:
-            places = catalog.fields.get(name)
-            if isinstance(places, Places):
-                if name in catalog.gaps and (places.offsets[positions] < 0).any():
-                    raise DataError(f"A sample has no member {name!r}.")  # `fetch` knows what to do about it
-                read = partial(self._read, catalog, field=name)
-                columns.append(made_of_each(bulk, read, indices, keys=keys, what=f"reading member {name!r}"))
-            elif places is not None:
-                columns.append(places[positions].tolist())
-            elif name in ("key", "index"):
-                columns.append(list(keys()) if name == "key" else indices)
-            else:
-                return None
-            if name in LABEL_FIELDS and self._given_names is not None:
-                with suppress(ValueError):  # `fetch` names the sample
-                    columns[-1] = [class_of(label, self._given_names) for label in columns[-1]]
-                    continue
-                return None
-        return columns
+        blocks = []
+        for numbers, lacking in by_gaps({field: catalog.fields[field] for field in catalog.gaps}, rows.positions):
+            fields = {name: self._column(catalog, name) for name in catalog.fields if name not in lacking}
+            number_fields(fields, self._given_names)
+            version = partial(_stamp_of, catalog)
+            blocks.append(block := Block(fields, rows.part(numbers), key=catalog.key, version=version))
+            if lacking:
+                block.lacking = lacking, self._place_of(block.positions[0], fields)
+        return blocks
 
     def _place_of(self, index: int, present: Iterable[str]) -> str:
         """Return the shard of a sample, and its offset if it is known."""
@@ -299,10 +273,17 @@ class ShardReaderMapDataPipe(MapPipe):
                 self._members.prefetch_fields(catalog, window, {field})
             yield self._read(catalog, index, field)
 
-    def _lazy(self, catalog: Catalog, index: int, field: str) -> Lazy:
-        is_cheap = not isinstance(catalog.fields[field], Places)
+    def _column(self, catalog: Catalog, field: str) -> Column:
+        places = catalog.fields[field]
         what = f"reading member {field!r}"
-        return Lazy(lambda sample: self._read(catalog, index, field), what=what, is_cheap=is_cheap)
+        if isinstance(places, Places):
+            return Column(lambda sample: self._read(catalog, sample.position, field), what=what)
+        return Column(
+            lambda sample: int(places[sample.position]),
+            what=what,
+            is_cheap=True,
+            many=lambda block: places[block.positions].tolist(),
+        )
 
     def _read(self, catalog: Catalog, index: int, field: str) -> Any:
         places = catalog.fields[field]

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import numpy as np
 
 from kdpipes.core.arithmetic import Permutation
+from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
 from kdpipes.core.iter_pipe import IterPipe, report_lost_shard, tolerates_lost_shards
 from kdpipes.core.labels import number_fields
 from kdpipes.core.registry import called_as
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
 from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import IndexRecorder, current_index
@@ -268,7 +269,7 @@ class ShardStreamerIterDataPipe(IterPipe):
             sample.lack(self._seen - fields.keys(), f"{url!r} at offset {first.offset}")
         return sample
 
-    def _member(self, url: str, member: Member, content: bytes, checksum: int | None) -> Lazy:
+    def _member(self, url: str, member: Member, content: bytes, checksum: int | None) -> Column:
         def load(sample: Sample) -> Any:
             what = f"Member {member.field!r} of sample {sample.key!r} in {url!r} at offset {member.offset}"
             sound = content
@@ -280,7 +281,7 @@ class ShardStreamerIterDataPipe(IterPipe):
             except ValueError as error:
                 raise DataError(f"{what} cannot be decoded: {error}.") from error
 
-        return Lazy(load, what=f"decoding member {member.field!r}")
+        return Column(load, what=f"decoding member {member.field!r}")
 
     def value_fingerprint(self) -> Any:
         """Return the data that identify values in caches, in addition to the versions of the shards."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from kdpipes.core.callback import Callback
+from kdpipes.core.column import Column, Loaded
 from kdpipes.core.errors import ChainError, DataError, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import IterPipe
@@ -14,7 +15,7 @@ from kdpipes.core.labels import number_fields
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.sample import Lazy, Loaded, Sample
+from kdpipes.core.sample import Sample
 from kdpipes.core.traits import Traits
 from kdpipes.storage.files import file_stamp, read_url
 from kdpipes.storage.urls import identity_of
@@ -71,7 +72,7 @@ class Recipe(Fingerprinted):
         names = [*(self._names or self._functions), *(["y"] if self._label is not None else [])]
         if not names:
             raise DataError(f'{text} Name the fields, like `.to_samples(fields="x y")`, for `.on_error("skip")`.')
-        fields = {name: Lazy(reject, what=f"reading field {name!r}") for name in names}
+        fields = {name: Column(reject, what=f"reading field {name!r}") for name in names}
         return Sample(fields, key=str(index), index=index)
 
     def _all_fields(self, item: Any) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class Recipe(Fingerprinted):
             known = {str(name).lstrip("."): value for name, value in item.items() if not str(name).startswith("__")}
             return self._chosen(known)
         if isinstance(item, str):
-            return {self._only_name("x"): Lazy(lambda sample: read_url(item), what="reading the file")}
+            return {self._only_name("x"): Column(lambda sample: read_url(item), what="reading the file")}
         if isinstance(item, _PathAndContent) and self._names is None:
             return {"x": item[1]}
         if isinstance(item, tuple | list):
@@ -114,11 +115,11 @@ class Recipe(Fingerprinted):
         return names[0]
 
 
-def _computed(function: Callback, item: Any, what: str) -> Lazy:
+def _computed(function: Callback, item: Any, what: str) -> Column:
     """Return the result of a function of an item, which is called when the value is read."""
     if isinstance(item, Sample):
-        return Lazy(function, what=what, scope=item.scope())
-    return Lazy(lambda sample, item: function(item), Loaded(item), what=what)
+        return Column(function, what=what, scope=item.scope())
+    return Column(lambda sample, item: function(item), Loaded(item), what=what)
 
 
 def _content(value: Any) -> Any:

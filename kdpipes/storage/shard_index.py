@@ -50,6 +50,16 @@ class Places:
     values: NDArray[np.int64] | None = None
 
 
+def by_gaps(fields: Mapping[str, Any], positions: NDArray[Any]) -> Iterator[tuple[list[int], frozenset[str]]]:
+    """Yield the numbers of samples with the fields that they lack: first those that lack none, then each other one."""
+    lacks = {name: places.offsets[positions] < 0 for name, places in fields.items() if isinstance(places, Places)}
+    is_short = np.any(list(lacks.values()), axis=0) if lacks else np.zeros(len(positions), dtype=bool)
+    if not is_short.all():
+        yield np.flatnonzero(~is_short).tolist(), frozenset()
+    for number in np.flatnonzero(is_short).tolist():
+        yield [number], frozenset(name for name in lacks if lacks[name][number])
+
+
 @dataclass(frozen=True)
 class ShardIndex:
     """The index of one version of a shard.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,12 +15,12 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 
-from kdpipes.core.bulk import Bulk, BulkSource, made_of_each, read_with_keys
+from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, check_choice, check_flag, must_be
 from kdpipes.core.messages import counted
 from kdpipes.core.on_use import call_slot
-from kdpipes.core.operation import Operation
-from kdpipes.core.sample import Lazy, Sample, sample_name
+from kdpipes.core.operation import Step
+from kdpipes.core.sample import Block, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.storage.codec import register_type
@@ -395,7 +394,7 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
 
 
 @work_pipe("decode_images")
-class ImageDecoder(Operation):
+class ImageDecoder(Step):
     """Makes an encoded image of the bytes of a field, and decodes it lazily (functional name: ``decode_images``).
 
     The field becomes an `EncodedImage`, which is decoded by the first operation that needs pixels. Transforms of
@@ -465,9 +464,8 @@ class ImageDecoder(Operation):
         used = frozenset({field})
         self.traits = Traits(needs=used, reads=used, changes=used)
 
-    def __call__(self, sample: Sample) -> Sample:
-        sample[self.field] = Lazy(self._encoded, sample.lazy(self.field), what=self._what)
-        return sample
+    def change(self, block: Block) -> None:
+        block.fields[self.field] = Column(self._encoded, block.column(self.field), what=self._what)
 
     def value_fingerprint(self) -> Any:
         """Return the data on which the pixels depend: the decoder, its version, and the mode."""
@@ -486,32 +484,13 @@ class ImageDecoder(Operation):
         fast = decoder(self.backend)
         return ("pillow", "") if fast is None else (fast.name, fast.version)
 
-    def read_fields(
-        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
-    ) -> list[Sequence[Any]] | None:
-        if self.field not in names:
-            return source.read_fields(names, positions, bulk)
-        found = read_with_keys(source, names, positions, bulk)
-        if found is None:
-            return None
-        columns, keys = found
-        number = list(names).index(self.field)
-        names_of = [partial(sample_name, key) for key in keys]
-        columns[number] = made_of_each(
-            bulk, self._image_of, columns[number], names_of, keys=lambda: keys, what=self._what
-        )
-        return columns
-
     def _encoded(self, sample: Sample, value: Any) -> Any:
-        return self._image_of(value, sample.naming())
-
-    def _image_of(self, value: Any, name: Callable[[], str]) -> Any:
         if isinstance(value, Image.Image | EncodedImage | DecodedImage) or value is None:
             return value
         content = _content_of(value)
         if content is None:
             return None
-        image = EncodedImage(content, name, self.backend, self._exact, self.mode, self.exif)
+        image = EncodedImage(content, sample.naming(), self.backend, self._exact, self.mode, self.exif)
         image.size  # noqa: B018 - bytes that are not an image fail here, where the sample is known
         return image
 
@@ -562,6 +541,6 @@ class UnchangedImages(ImageDecoder):
         super().__init__(field)
         self.traits = replace(self.traits, is_transparent=True)
 
-    def _image_of(self, value: Any, name: Callable[[], str]) -> Any:
-        super()._image_of(value, name)
+    def _encoded(self, sample: Sample, value: Any) -> Any:
+        super()._encoded(sample, value)
         return value

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
-from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
-from kdpipes.core.entries import field_of, lazy_entry
+from kdpipes.core.column import Column
+from kdpipes.core.entries import entry_column, field_of
 from kdpipes.core.errors import FieldError, check_flag, is_sequence, must_be, reject_field
-from kdpipes.core.operation import Operation
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.operation import Step
+from kdpipes.core.sample import Block, Sample, finished
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import ItemForm, Traits
 
 
 @work_pipe("add_field")
-class FieldAdder(Operation):
+class FieldAdder(Step):
     """Adds a field that is computed from the sample when it is read (functional name: ``add_field``).
 
     The function gets the fields as they are at this point of the chain, before later transforms.
@@ -47,17 +45,16 @@ class FieldAdder(Operation):
         )
         self._place, self._what = f"add_field.{name}", f"computing field {name!r}"
 
-    def __call__(self, sample: Sample) -> Sample:
-        place, is_recorded = sample.claim_name(self._place), sample.is_recording
+    def change(self, block: Block) -> None:
+        place, is_recorded = block.claim_name(self._place), block.is_recording
 
         def compute(view: Sample) -> Any:
             return call_seeded(self._function, view, place, view, ctx=view.ctx if is_recorded else None)
 
-        value = Lazy(compute, what=self._what, scope=sample.scope())
+        column = Column(compute, what=self._what, scope=dict(block.fields))
         if is_recorded and "ctx" in self._function.parameters:
-            sample.promise_ctx(place, value)
-        sample[self.name] = value
-        return sample
+            block.promises[place] = column
+        block.fields[self.name] = column
 
     def drawing(self) -> tuple[str, ...]:
         return self.traits.seeds if self._function.globals.is_seen else ()
@@ -67,7 +64,7 @@ _MANY = 1_000  # sets of names in memory
 
 
 @work_pipe("rename_fields")
-class FieldRenamer(Operation):
+class FieldRenamer(Step):
     """Renames fields (functional name: ``rename_fields``).
 
     No field is loaded. Other fields do not change.
@@ -98,50 +95,39 @@ class FieldRenamer(Operation):
         self.traits = Traits(reads=read, changes=frozenset(), renames=renamed)
         self._orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # by the original names of the fields
 
-    def __call__(self, sample: Sample) -> Sample:
-        if sample.arrange(self._orders):
-            return sample
-        known, is_whole, has_entries = sample.names, not sample.lacking, False
-        values, used = dict[str, Lazy](), set[str]()
+    def change(self, block: Block) -> None:
+        fields, is_whole, known = block.fields, not block.lacking[0], tuple(block.fields)
+        if (order := self._orders.get(known)) is not None:
+            renamed = {new: fields[name] for new, name in order}
+            fields.clear()  # samples refer to it
+            fields.update(renamed)
+            return
+        columns, used = dict[str, Column](), set[str]()
         for new, names in self._renames.items():
             for old in names:
-                if old in sample:
+                if old in fields:
                     used.add(old)
-                    values[new] = sample.lazy(old)
+                    columns[new] = fields[old]
                     break
-                if (entry := lazy_entry(sample, old)) is not None:
-                    has_entries, values[new] = True, entry
+                if (entry := entry_column(block, old)) is not None:
+                    is_whole, columns[new] = False, entry
                     break
             else:
+                sample = block.sample()
                 missing = sample.missing(names)
-                values[new] = missing or reject_field(";".join(names), f"Sample {sample.key!r}", sample)
+                columns[new] = missing or reject_field(";".join(names), f"Sample {sample.key!r}", fields)
         for old in used:
-            del sample[old]
-        for new, value in values.items():
-            if new in sample:
+            del fields[old]
+        for new, column in columns.items():
+            if new in fields:
                 raise FieldError(
-                    f"Sample {sample.key!r} already has a field {new!r}, which `rename_fields` would replace. "
-                    "Choose another name, or rename that field, too."
+                    f"Sample {block.sample().key!r} already has a field {new!r}, which `rename_fields` would "
+                    "replace. Choose another name, or rename that field, too."
                 )
-            sample[new] = value
-        if is_whole and not has_entries and len(self._orders) < _MANY:
+            fields[new] = column
+        if is_whole and len(self._orders) < _MANY:
             old_names = {new: next(old for old in names if old in known) for new, names in self._renames.items()}
-            self._orders[known] = [(name, old_names.get(name, name)) for name in sample]
-        return sample
-
-    def read_fields(
-        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
-    ) -> list[Sequence[Any]] | None:
-        known = source.field_names() or frozenset()
-        old_names = {new: next((old for old in names if old in known), "") for new, names in self._renames.items()}
-        if not all(old_names.values()) or set(old_names) & known:
-            return None
-        if set(names) & set(old_names.values()) - set(old_names):  # "key" after `key` was renamed: that of the sample
-            return None
-        read = [old_names.get(name, name) for name in names]
-        unique = list(dict.fromkeys(read))  # one field may have got several names
-        columns = source.read_fields(unique, positions, bulk)
-        return columns and [columns[unique.index(name)] for name in read]
+            self._orders[known] = [(name, old_names.get(name, name)) for name in fields]
 
     def fingerprint(self) -> Any:
         return self._renames
@@ -161,7 +147,7 @@ class FieldRenamer(Operation):
 
 
 @work_pipe("record_ctx")
-class CtxRecorder(Operation):
+class CtxRecorder(Step):
     """Records the parameters of all following transforms in `sample.ctx` (functional name: ``record_ctx``).
 
     Each entry is plain data under the name of the operation: `ctx["random_resized_crop"] == {"top": 3, ...}`. The
@@ -183,9 +169,8 @@ class CtxRecorder(Operation):
 
     traits = Traits(reads=frozenset(), changes=frozenset())
 
-    def __call__(self, sample: Sample) -> Sample:
-        sample.record()
-        return sample
+    def change(self, block: Block) -> None:
+        block.is_recording = True
 
 
 _DIRECTION = 'Write the new name first: `.rename_fields(new="old")`.'
@@ -200,7 +185,7 @@ _CTX = "ctx."
 
 
 @work_pipe("select")
-class Selector(Operation):
+class Selector(Step):
     """Turns samples into tuples or dictionaries of some of their fields (functional name: ``select``).
 
     No other field is loaded.
@@ -262,33 +247,28 @@ class Selector(Operation):
         self.form = ItemForm(labels, return_ctx, "dict" if as_dict else "bare" if bare else "tuple")
         self.traits = Traits(gives="items", item_form=self.form, changes=frozenset())
 
-    def __call__(self, sample: Sample) -> Any:
-        if not self.return_ctx and "ctx" not in self.names:
-            return self.form.joined([_value(sample, name) for name in self.names])
-        # The ctx comes last, when all fields have been read.
-        values = {name: _value(sample, name) for name in sorted(self.names, key="ctx".__eq__)}
-        selected = self.form.joined([values[name] for name in self.names])
-        return (selected, dict(sample.ctx)) if self.return_ctx else selected
+    def change(self, block: Block) -> None:
+        """Leave the samples as they are, for `items`."""
 
-    def read_items(self, source: BulkSource, positions: NDArray[Any], bulk: Bulk) -> list[Any] | None:
-        known = source.field_names()
-        if self.return_ctx or known is None:
-            return None
-        read = [name for name in dict.fromkeys(self.names) if name in known or name in ("key", "index")]
-        columns = source.read_fields(read, positions, bulk)
-        if columns is None:
-            return None
-        found: dict[str, Sequence[Any]] = {"ordinal": bulk.ordinals, **dict(zip(read, columns, strict=True))}
-        if "is_padding" in self.names:
-            found.setdefault("is_padding", [ordinal >= bulk.size for ordinal in bulk.ordinals])
-        if not found.keys() >= set(self.names):
-            return None
-        parts = [found[name] for name in self.names]
+    def __call__(self, sample: Sample) -> Any:
+        return finished(self, sample)
+
+    def items_of(self, block: Block) -> Sequence[Any]:
+        block.drop_inputs()
+        read = self.names
+        if self.return_ctx or "ctx" in read:  # the ctx comes last, when all fields have been read
+            read = tuple(sorted(read, key="ctx".__eq__))
+        columns = {name: _values(block, name) for name in read}
+        parts = [columns[name] for name in self.names]
         if self.form.kind == "bare":
-            return list(parts[0])
-        if self.form.kind == "tuple":
-            return list(zip(*parts, strict=True))
-        return [dict(zip(self.form.names, values, strict=True)) for values in zip(*parts, strict=True)]
+            items = list(parts[0])
+        elif self.form.kind == "tuple":
+            items = list(zip(*parts, strict=True))
+        else:
+            items = [dict(zip(self.form.names, values, strict=True)) for values in zip(*parts, strict=True)]
+        if self.return_ctx:
+            items = [(item, dict(sample.ctx)) for item, sample in zip(items, block.samples(), strict=True)]
+        return items
 
     def fingerprint(self) -> Any:
         """Return the arguments that change the items; for tuples, in the form of older states."""
@@ -301,16 +281,19 @@ class Selector(Operation):
                 reject_field(name, "The source", known)
 
 
-def _value(sample: Sample, name: str) -> Any:
-    if name not in sample:
+def _values(block: Block, name: str) -> Sequence[Any]:
+    if name not in block.fields:
         if name in _SPECIAL:
-            return _SPECIAL[name](sample)
+            return list(map(_SPECIAL[name], block.samples()))
         if name.startswith(_CTX):
             first, *within = name.removeprefix(_CTX).split(".")
-            entry = sample.recorded(first)
-            for part in within:
-                if not isinstance(entry, Mapping) or part not in entry:
-                    reject_field(part, "That entry of the ctx", entry if isinstance(entry, Mapping) else ())
-                entry = entry[part]
-            return entry
-    return sample[name]
+            return [_entry_of(sample.recorded(first), within) for sample in block.samples()]
+    return block.values(name)
+
+
+def _entry_of(entry: Any, within: Sequence[str]) -> Any:
+    for part in within:
+        if not isinstance(entry, Mapping) or part not in entry:
+            reject_field(part, "That entry of the ctx", entry if isinstance(entry, Mapping) else ())
+        entry = entry[part]
+    return entry

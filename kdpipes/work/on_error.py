@@ -6,16 +6,13 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from filelock import FileLock
-from numpy.typing import NDArray
 
-from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.errors import ChainError, DataError, FieldError, check_choice, check_count, check_number, must_be
 from kdpipes.core.messages import counted
 from kdpipes.core.operation import ErrorHandler, entry_name
-from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import work_pipe
 
 _LEAST = 100  # `max_share` counts at least this many samples, as a share of fewer means little
@@ -92,14 +89,6 @@ class OnError(ErrorHandler):
         self._path = None if path is None else Path(path).absolute()
         if self._path is not None and not self._path.parent.is_dir():
             raise FileNotFoundError(must_be("path", "a file in an existing folder", path))
-
-    def __call__(self, sample: Sample) -> Sample:
-        return sample
-
-    def read_fields(
-        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
-    ) -> list[Sequence[Any]] | None:
-        return source.read_fields(names, positions, bulk)  # of samples in which all goes well
 
     def tolerates(self, error: Exception) -> bool:
         return self._action != "raise" and not isinstance(error, ChainError | FieldError)

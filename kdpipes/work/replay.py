@@ -15,7 +15,7 @@ from kdpipes.core.iter_pipe import IterPipe, seed_streams
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
-from kdpipes.core.sample import Sample
+from kdpipes.core.sample import Sample, finished
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, Shuffler
 
@@ -65,13 +65,13 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
         return _by_key(sample_or_key, chain, sample_key)
     if not isinstance(sample_or_key, Sample):
         raise TypeError(must_be("sample_or_key", "a sample or its key", sample_or_key))
-    if sample_or_key.claimed_names or sample_or_key.is_recording:
+    if sample_or_key.block.claimed or sample_or_key.block.is_recording:
         raise ChainError("`sample_or_key` must be a sample as its source makes it, but this one has been changed.")
     with using_key(sample_key):
         made = sample_or_key.fork()
         for pipe in _path_of(chain):
-            made = pipe.apply(made) if isinstance(pipe, SampleMapper) else made
-    return chain.finish(made)
+            made = pipe.apply_to(made) if isinstance(pipe, SampleMapper) else made
+    return finished(chain, made)
 
 
 def _holds_tensors(ctx: Mapping[str, Any]) -> bool:
@@ -124,14 +124,14 @@ def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
             if made is None:
                 keys = chain.column("key")
                 raise DataError(f"The chain has no sample with key {key!r}.{closest(key, map(str, keys))}")
-            return chain.finish(made)
+            return finished(chain, made)
     stream: Any = Chain.of(chain).copy_streams()  # it may be in use
     # Otherwise, stock pipes would draw from the global generators, which other threads may seed.
     seed_streams(reversed(Chain.of(stream)), sample_key.seed, sample_key.epoch)
     with using_key(sample_key):
         for sample in stream.samples():
             if sample.key == key:
-                return stream.finish(sample)
+                return finished(stream, sample)
     raise DataError(f"The stream has no sample with key {key!r}.")
 
 
@@ -155,5 +155,5 @@ def find_sample(key: str, pipe: MapPipe) -> Sample | None:
     for number, source in enumerate(upstream_of(pipe)):  # another epoch may contain it
         if isinstance(source, MapPipe) and (sample := find_sample(key, source)) is not None:
             sample = sample.come_from(number) if len(upstream_of(pipe)) > 1 else sample
-            return pipe.apply(sample) if isinstance(pipe, SampleMapper) else sample
+            return pipe.apply_to(sample) if isinstance(pipe, SampleMapper) else sample
     return None

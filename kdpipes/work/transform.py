@@ -5,20 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kdpipes.core import activity
-from kdpipes.core.bulk import Bulk, BulkSource, made_of_each, read_with_keys
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, add_note, is_sequence, must_be
-from kdpipes.core.operation import Operation
+from kdpipes.core.operation import Step
 from kdpipes.core.processes import in_one_torch_thread
-from kdpipes.core.randomness import SampleKey, borrowed_generator, generator
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.sample import Block, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.work.adapters import adapted, as_pil
@@ -43,11 +39,11 @@ class RecordedTransform(Protocol):
 
 
 Made = TypeVar("Made")
-_Step = tuple[Callback, bool]  # the callable, and whether it works in two steps
+_Call = tuple[Callback, bool]  # the callable, and whether it works in two steps
 
 
 @work_pipe("transform")
-class Transformer(Operation):
+class Transformer(Step):
     """Applies callables to a field, in order, when the field is read (functional name: ``transform``).
 
     All random numbers depend only on the seed, the epoch, the ordinal and the operation. They come from a parameter
@@ -130,64 +126,43 @@ class Transformer(Operation):
             seeds=tuple(step.name for step, has_params in steps if not has_params and is_seeded(step)),
         )
 
-    def __call__(self, sample: Sample) -> Sample:
+    def change(self, block: Block) -> None:
         if self._fields is None:
-            sample[self.field] = self._result(sample, sample.lazy(self.field))
-            return sample
-        result = self._result(sample, _together(sample, self._fields))
+            block.fields[self.field] = self._result(block, block.column(self.field))
+            return
+        result = self._result(block, _together(block, self._fields))
         for place, name in enumerate(self._fields.names):
             what = f"applying transforms to field {name!r}"
-            sample[name] = Lazy(lambda _, values, place=place: values[place], result, what=what)
-        return sample
+            block.fields[name] = Column(lambda _, values, place=place: values[place], result, what=what)
 
-    def read_fields(
-        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
-    ) -> list[Sequence[Any]] | None:
-        can_read = self._fields is None and self._views is None
-        if not can_read or not all(has_params or _is_bulk_step(step) for step, has_params in self._steps):
-            return None
-        keys: Sequence[str] = ()
-        if activity.current is None:
-            columns = source.read_fields(names, positions, bulk)
-        else:
-            columns, keys = read_with_keys(source, names, positions, bulk) or (None, keys)
-        places = [bulk.claim_name(step.name) for step, _ in self._steps]
-        if columns is None or self.field not in names:
-            return columns
-        number = list(names).index(self.field)
-        for (step, has_params), place in zip(self._steps, places, strict=True):
-            each = partial(made_of_each, bulk, keys=lambda: keys, what=f"applying {step.name!r} to {self._what}")
-            columns[number] = _all_in_one(step, has_params, place, columns[number], bulk, each)
-        return columns
-
-    def _result(self, sample: Sample, value: Lazy) -> Lazy:
+    def _result(self, block: Block, column: Column) -> Column:
         if self._views is None:
-            return self._transformed(sample, value, self._steps)
+            return self._transformed(block, column, self._steps)
         views = []
         for number, steps in enumerate(self._views, 1):
-            name = sample.claim_name(f"view_{number}")
-            views.append(self._transformed(sample, value, steps, view=name))
-            if sample.is_recording:
-                sample.promise_ctx(name, views[-1])
+            name = block.claim_name(f"view_{number}")
+            views.append(self._transformed(block, column, steps, view=name))
+            if block.is_recording:
+                block.promises[name] = views[-1]
         is_joint = self._fields is not None
 
         def collect(sample: Sample, *views: Any) -> tuple[Any, ...]:
             return tuple(zip(*views, strict=True)) if is_joint else views
 
-        return Lazy(collect, *views, what=f"making views of {self._what}")
+        return Column(collect, *views, what=f"making views of {self._what}")
 
-    def _transformed(self, sample: Sample, value: Lazy, steps: list[_Step], view: str = "") -> Lazy:
-        what, is_recorded = self._what, sample.is_recording
+    def _transformed(self, block: Block, column: Column, steps: list[_Call], view: str = "") -> Column:
+        what, is_recorded = self._what, block.is_recording
         for step, has_params in steps:
-            place = sample.claim_name(f"{view}.{step.name}" if view else step.name)
+            place = block.claim_name(f"{view}.{step.name}" if view else step.name)
             if has_params:
                 run = _in_two_steps(step, place, view, is_recorded)
             else:
                 run = _in_one(step, place, view, is_recorded, self._fields)
-            value = Lazy(run, value, what=f"applying {step.name!r} to {what}")
+            column = Column(run, column, what=f"applying {step.name!r} to {what}", within=_threads_of(step))
             if is_recorded and not view:
-                sample.promise_ctx(place, value)
-        return value
+                block.promises[place] = column
+        return column
 
     @property
     def _what(self) -> str:
@@ -214,12 +189,12 @@ class Transformer(Operation):
 
         return [step for step, has_params in self._all_steps() if draws(step, has_params)]
 
-    def _all_steps(self) -> list[_Step]:
+    def _all_steps(self) -> list[_Call]:
         return [*self._steps, *(step for recipe in self._views or () for step in recipe)]
 
 
-def _together(sample: Sample, fields: Fields) -> Lazy:
-    """Return the values of several fields as one lazy tuple."""
+def _together(block: Block, fields: Fields) -> Column:
+    """Return the values of several fields as one column of tuples."""
     names = fields.names
     order = sorted(names, key=lambda name: name != names[fields.lead])  # the original image is taken from the first
 
@@ -227,14 +202,14 @@ def _together(sample: Sample, fields: Fields) -> Lazy:
         found = dict(zip(order, values, strict=True))
         return tuple(found[name] for name in names)
 
-    return Lazy(collect, *map(sample.lazy, order), what=f"applying transforms to {fields}")
+    return Column(collect, *map(block.column, order), what=f"applying transforms to {fields}")
 
 
-def _steps(param: str, transforms: Sequence[Any], fields: Fields | None) -> list[_Step]:
+def _steps(param: str, transforms: Sequence[Any], fields: Fields | None) -> list[_Call]:
     return [_step(f"{param}[{number}]", transform, fields) for number, transform in enumerate(transforms)]
 
 
-def _step(param: str, transform: Any, fields: Fields | None) -> _Step:
+def _step(param: str, transform: Any, fields: Fields | None) -> _Call:
     if is_sequence(transform):
         hint = "Pass the callables as separate arguments. For several views of a field, pass `views=[[...], [...]]`."
         raise TypeError(must_be(param, "a callable", transform, hint))
@@ -256,10 +231,15 @@ def _ctx_of(sample: Sample, view: str) -> dict[str, Any]:
 def _in_one(
     step: Callback, place: str, view: str, is_recorded: bool, fields: Fields | None
 ) -> Callable[[Sample, Any], Any]:
+    is_plain = not is_recorded and step.parameters.isdisjoint({"ctx", "rng"})
+
     def run(sample: Sample, value: Any) -> Any:
-        values = [as_pil(each) for each in ((value,) if fields is None else value)]
+        values = [as_pil(value)] if fields is None else list(map(as_pil, value))
         try:
-            made = call_seeded(step, sample, place, *values, ctx=_ctx_of(sample, view) if is_recorded else None)
+            if is_plain and not step.globals.needs_seeds and not sample.is_watched:  # `call_seeded` would do the same
+                made = step.globals.call(step.function, *values)
+            else:
+                made = call_seeded(step, sample, place, *values, ctx=_ctx_of(sample, view) if is_recorded else None)
         except Exception as error:
             for content in (each for each in values if isinstance(each, bytes)):
                 with suppress(DataError):
@@ -267,45 +247,6 @@ def _in_one(
                     add_note(error, "kdpipes: it got the bytes of an image file: put `.decode_images()` before it")
             raise
         return _made(made, values[0], step) if fields is None else _made_of_all(made, values, step, fields)
-
-    return run
-
-
-def _is_bulk_step(step: Callback) -> bool:
-    """Return whether a callable can be called for the values of many samples, without their keys or ctx."""
-    if "ctx" in step.parameters:
-        return False
-    return "rng" in step.parameters or step.is_fixed or not step.globals.needs_seeds
-
-
-def _all_in_one(
-    step: Callback, has_params: bool, place: str, values: Sequence[Any], bulk: Bulk, each: Callable[..., list[Any]]
-) -> list[Any]:
-    """Return the results of a callable for the values of many samples. `each` calls a function for each of them."""
-    if has_params:
-        return _in_threads_of(step.function, each)(_drawing(step, place), values, bulk.keys())
-    function, plain = step.function, map(as_pil, values)
-    if "rng" in step.parameters:
-        made = each(lambda value, key: function(value, rng=key.rng(place)), plain, bulk.keys())
-    else:
-        made = each(function if step.is_fixed else partial(step.globals.call, function), plain)
-    if any(one is None for one in made):
-        return [_made(one, value, step) for one, value in zip(made, values, strict=True)]
-    return made
-
-
-def _drawing(step: Callback, place: str) -> Callable[[Any, SampleKey], Any]:
-    """Return a function of a value and the key of its sample that applies a transform with drawn parameters."""
-    transform: RecordedTransform = step.function
-    at_once = getattr(transform, "draw_and_apply", None)
-    rng_of = borrowed_generator if borrows_rng(transform.draw) else generator
-
-    def run(value: Any, key: SampleKey) -> Any:
-        if at_once is not None:
-            made = at_once(value, generator(key.key(place)))[1]
-        else:
-            made = transform.apply(value, transform.draw(value, rng_of(key.key(place))))
-        return made if made is not None else _made(made, value, step)
 
     return run
 
@@ -335,7 +276,7 @@ def _in_two_steps(step: Callback, place: str, view: str, is_recorded: bool) -> C
     entry = place[len(view) + 1 :] if view else place
 
     def run(sample: Sample, value: Any) -> Any:
-        replayed, made = sample.draw.replayed, None
+        replayed, made = sample.row.sample_key.replayed, None
         params = None if replayed is None else (replayed.get(view, {}) if view else replayed).get(entry)
         is_made = params is None and at_once is not None
         if params is not None:
@@ -346,12 +287,14 @@ def _in_two_steps(step: Callback, place: str, view: str, is_recorded: bool) -> C
             params = transform.draw(value, sample.rng(place, is_borrowed=is_borrowed))
         if is_recorded:
             _ctx_of(sample, view)[entry] = copy.deepcopy(params)  # `apply` may change its argument
-        return _made(made if is_made else transform.apply(value, params), value, step)
+        result = made if is_made else transform.apply(value, params)
+        return _made(result, value, step) if result is None else result
 
-    return _in_threads_of(transform, run)
+    return run
 
 
-def _in_threads_of(transform: RecordedTransform, run: Callable[..., Made]) -> Callable[..., Made]:
-    """Return `run`, which applies a transform, in one thread of torch for our own transforms. Others keep theirs."""
+def _threads_of(step: Callback) -> Callable[[Any], Any] | None:
+    """Return what calls a transform in one thread of torch, for our own transforms. Others keep their threads."""
+    transform = step.function
     inner = transform.wrapped if isinstance(transform, JointTransform) else transform
-    return in_one_torch_thread(run) if isinstance(inner, Drawn) else run
+    return in_one_torch_thread if isinstance(inner, Drawn) else None

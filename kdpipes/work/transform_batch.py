@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
-from kdpipes.core.bulk import Bulk, BulkSource
 from kdpipes.core.callback import Callback, call_seeded
+from kdpipes.core.column import Column
 from kdpipes.core.errors import must_be
-from kdpipes.core.operation import Operation
-from kdpipes.core.sample import Lazy, Sample
+from kdpipes.core.operation import Step
+from kdpipes.core.sample import Block, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 
@@ -22,15 +20,13 @@ _INSTEAD = {
 
 
 @work_pipe("transform_batch")
-class BatchTransformer(Operation):
+class BatchTransformer(Step):
     """Applies a function to one field of many samples at once (functional name: ``transform_batch``).
 
     Use it for functions that are faster for many values than for one: tokenizers, NumPy expressions, lookups in tables.
     The result for a value must not depend on the other values in the call, because a call may get any number of them:
-    all samples of a batch of `deal` (the first 8 in a call of their own) if each pipe upstream can read many samples at
-    once, which are `from_dataset`, the pipes that choose samples, `rename_fields`, `transform` of cheap values, and
-    this one; otherwise a single sample. So batches are the same for any number of workers, in caches and after a
-    resume.
+    all samples of a batch of `deal` if the chain ends in `select`, otherwise a single sample. So batches are the same
+    for any number of workers, in caches and after a resume.
 
     Args:
         field: The name of the field.
@@ -71,46 +67,34 @@ class BatchTransformer(Operation):
         )
         self._what = f"applying {called.name!r} to field {field!r}"
 
-    def __call__(self, sample: Sample) -> Sample:
-        place, is_recorded = sample.claim_name(self._function.name), sample.is_recording
+    def change(self, block: Block) -> None:
+        called, is_recorded = self._function, block.is_recording
+        place = block.claim_name(called.name)
 
         def run(view: Sample, value: Any) -> Any:
             if self._takes_rngs:
-                made = self._function([value], rngs=[view.record_key(place, is_recorded=is_recorded)])
+                made = called([value], rngs=[view.record_key(place, is_recorded=is_recorded)])
             else:
-                made = call_seeded(self._function, view, place, [value], ctx=None, is_recorded=is_recorded)
+                made = call_seeded(called, view, place, [value], ctx=None, is_recorded=is_recorded)
             return self._checked(made, [value])[0]
 
-        result = Lazy(run, sample.lazy(self.field), what=self._what)
-        if is_recorded:
-            sample.promise_ctx(place, result)
-        sample[self.field] = result
-        return sample
-
-    def read_fields(
-        self, source: BulkSource, names: Sequence[str], positions: NDArray[Any], bulk: Bulk
-    ) -> list[Sequence[Any]] | None:
-        called = self._function
-        if self.traits.seeds and called.globals.needs_seeds:
-            return None
-        columns = source.read_fields(names, positions, bulk)
-        place = bulk.claim_name(called.name)
-        if columns is None or self.field not in names:
-            return columns
-        bulk.is_vectorized = True
-        number = list(names).index(self.field)
-        values = list(columns[number])
-
-        def make() -> Sequence[Any]:
+        def run_together(block: Block, values: Sequence[Any]) -> Sequence[Any] | None:
+            values = list(values)
             if self._takes_rngs:
-                keys = bulk.keys()
-                made = called(values, rngs=[key.rng(place) for key in keys])
+                samples = block.samples()
+                made = called(values, rngs=[each.record_key(place, is_recorded=is_recorded) for each in samples])
+            elif called.is_fixed:
+                made = called(values)
+            elif is_recorded or called.globals.needs_seeds:
+                return None
             else:
-                made = called(values) if called.is_fixed else called.globals.call(called.function, values)
+                made = called.globals.call(called.function, values)
             return self._checked(made, values)
 
-        columns[number] = bulk.run(self._what, make)
-        return columns
+        column = Column(run, block.column(self.field), what=self._what, many=run_together)
+        if is_recorded:
+            block.promises[place] = column
+        block.fields[self.field] = column
 
     def _checked(self, made: Any, values: list[Any]) -> Sequence[Any]:
         """Return the results of a call, after checking that there is one for each value."""

@@ -300,7 +300,7 @@ def test_numbered_samples_are_an_error_where_the_order_changes() -> None:
     stream = IterableWrapper([(number, 0) for number in range(5)]).shuffle()
     unnamed = stream.to_samples(fields="x y").transform("x", str).cache_in_memory()
     with pytest.raises(kdp.ChainError, match=r"to_samples\(key=\.\.\.\)"):
-        next(iter(unnamed))
+        next(iter(unnamed))["x"]
     named = stream.to_samples(fields="x y", key=lambda item: f"n{item[0]}").transform("x", str).cache_in_memory()
     assert sorted(sample["x"] for sample in named) == sorted(sample["x"] for sample in named) == list("01234")
     straight = IterableWrapper([(number, 0) for number in range(5)]).to_samples(fields="x y")

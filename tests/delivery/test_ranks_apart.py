@@ -145,4 +145,4 @@ def test_a_rank_alone_reads_what_is_dealt_to_all(interpreter: Any, tmp_path: Pat
 def test_a_rank_that_waits_says_for_what(interpreter: Any, tmp_path: Path) -> None:
     assert read(interpreter, tmp_path, "waits:inline") == [([6, 6], [6, 6])]
     text = (tmp_path / "sign").read_text()
-    assert text.startswith("Rank 0 has waited 0.05 s for the other ranks to begin an epoch. If only this rank")
+    assert " has waited 0.05 s for the other ranks to begin an epoch. If only this rank" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset import TarWriter
 
 import kdpipes as kdp
-from kdpipes.core.bulk import BulkReader
-from kdpipes.delivery.tail import tail_of
+from kdpipes.delivery import deal_stream as dealing
+from kdpipes.delivery.deal_stream import tail_of
 from kdpipes.demo import write_photo_shards
 from kdpipes.testing import check_resumable
 
@@ -34,15 +33,14 @@ def tars(tmp_path: Path) -> list[str]:
 def num_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of samples that were worked on together."""
     numbers: list[int] = []
-    read = BulkReader.read
+    make = dealing.items_at_once
 
-    def counted(self: Any, source: Any, positions: Any, bulk: Any) -> Any:
-        items = read(self, source, positions, bulk)
-        numbers.append(0 if items is None else len(items))
+    def counted(blocks: Any, *args: Any) -> Any:
+        items = make(blocks, *args)
+        numbers.extend(map(len, blocks))
         return items
 
-    monkeypatch.setattr(BulkReader, "read", counted)
-    monkeypatch.setattr("kdpipes.core.bulk._SLOW_S", math.inf)  # a busy machine must not decide how samples are read
+    monkeypatch.setattr(dealing, "items_at_once", counted)
     return numbers
 
 
@@ -123,13 +121,6 @@ def test_samples_with_other_members_are_worked_on_alone(tmp_path: Path, num_read
     expected = [2 * number + (number + 1) % 2 for number in range(16)]
     assert (batch[:, 0, 0, 0] * 255).round().to(torch.int64).tolist() == expected
     assert sum(num_read) < 16
-
-
-def test_an_error_names_the_sample() -> None:
-    chain = stream().transform("x", rejecting).select("x").deal(batch_size=20)
-    with pytest.raises(ValueError, match="odd") as caught:
-        list(chain)
-    assert any("of sample '(33, 0)' (ordinal 33)" in note for note in caught.value.__notes__)
 
 
 def test_a_profiled_stream_has_no_tail() -> None:

@@ -43,32 +43,21 @@ def chain(function: Any, mode: str = "x y") -> Any:
     return kdp.from_dataset(ITEMS).permute(1).transform_batch("x", function).select(mode)
 
 
-def test_a_batch_takes_one_call_after_the_first_batch() -> None:
+def test_a_batch_takes_one_call() -> None:
     pipe = chain(Counted()).deal(batch_size=32)
     sizes = pipe.source.source.operation._function.function.sizes
     list(pipe)
-    assert sizes == [1, 8, 23, 18]
-
-
-def test_slow_functions_are_still_called_for_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kdpipes.core.bulk._CHEAP_S", 0.0)
-    monkeypatch.setattr("kdpipes.core.bulk._SLOW_S", 0.0)
-    pipe = chain(Counted()).deal(batch_size=25)
-    sizes = pipe.source.source.operation._function.function.sizes
-    list(pipe)
-    assert sizes == [1, 8, 16, 25]
+    assert sizes == [32, 18]
 
 
 @pytest.mark.parametrize("function", [doubled, jittered, drawing])
 @pytest.mark.parametrize("mode", ["x y", "y", "key x"])
-def test_results_are_those_of_single_samples(function: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def epochs() -> list[str]:
-        pipe = chain(function, mode).deal(batch_size=16, shuffle=True, uneven="pad")
-        return [repr(list(pipe)) for _ in range(2)]
+def test_results_are_those_of_single_samples(function: Any, mode: str) -> None:
+    def items(size: int) -> list[str]:
+        pipe = chain(function, mode).deal(batch_size=size, shuffle=True)
+        return [repr(item) for _ in range(2) for batch in pipe for item in batch]
 
-    found = epochs()
-    monkeypatch.setattr("kdpipes.core.bulk.BulkReader.read", lambda *args: None)
-    assert found == epochs()
+    assert items(1) == items(16) == items(50)
 
 
 @pytest.mark.parametrize("function", [doubled, jittered, drawing])

@@ -1,0 +1,382 @@
+"""`Column`, the values of one field of the samples of a block, each computed when it is first read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kdpipes.core import activity
+from kdpipes.core.errors import add_note
+from kdpipes.core.randomness import KeyNeededError, RowKey, row_key
+
+if TYPE_CHECKING:
+    from kdpipes.core.sample import Block, Sample
+
+_FEW = 16  # samples that are made together step by step: more values of a step may need much memory
+UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()
+
+
+class Inputs(NamedTuple):
+    """What the values of a column are computed from, besides what is still to be loaded from the source.
+
+    Args:
+        names: The names of the fields that functions of the whole sample get.
+        columns: The values that the source has handed over with the sample, or that are cheap to get.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+
+class _Failure:
+    """The error of a cell of a block of several samples. It is raised again, so that no function is called twice."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Column:
+    """The values of one field of the samples of a block. Each cell is computed once, when it is first read.
+
+    Args:
+        load: A function that is called as `load(sample, *values)` with the values of `inputs`, for one sample.
+        inputs: The columns that this one is computed from.
+        what: A description for the note on an error, such as "reading field 'x'".
+        scope: The fields of the sample that `load` gets, if they are not the current ones.
+        is_cheap: Whether loading takes almost no time, so that caches do not keep the values.
+        many: A function that is called as `many(block, *columns)`, and computes all cells at once. If it returns None
+            or raises an error, `load` is called for each sample.
+        reads_once: Whether `load` reads each field of `scope` at most once.
+        within: A decorator of functions that call `load`, such as one that sets the number of torch's threads.
+    """
+
+    is_cheap = False
+    _scope: Mapping[str, Column] | None = None
+    _many: Callable[..., Sequence[Any] | None] | None = None
+    _within: Callable[[Any], Any] | None = None
+    _reads_once = _is_passing = False
+    _cells: Any = None
+    _num_left = -1
+
+    def __init__(
+        self,
+        load: Callable[..., Any],
+        *inputs: Column,
+        what: str,
+        scope: Mapping[str, Column] | None = None,
+        is_cheap: bool = False,
+        many: Callable[..., Sequence[Any] | None] | None = None,
+        reads_once: bool = False,
+        within: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.what, self._load, self._inputs = what, load, inputs
+        if scope is not None:  # most attributes keep the values of the class: a stream makes many columns
+            self._scope, self._reads_once = scope, reads_once
+        if is_cheap:
+            self.is_cheap = True
+        if many is not None:
+            self._many = many
+        if within is not None:
+            self._within = within
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all cells have been computed."""
+        return self._num_left == 0
+
+    def get(self, sample: Sample) -> Any:
+        """Return the value of a sample of the block. A note on an error names the sample and the operation."""
+        cells, number = self._cells, sample.number
+        value = UNLOADED if cells is None else cells[number]
+        if value is UNLOADED:
+            return self._computed(sample, number)
+        if type(value) is _Failure:
+            raise value.error
+        return value
+
+    def _computed(self, sample: Sample, number: int) -> Any:
+        size = len(sample.block.positions)
+        if self._cells is None and not self._is_passing:
+            self._cells, self._num_left = [UNLOADED] * size, size
+        try:
+            values = [column.get(sample) for column in self._inputs]
+            record = activity.current
+            before = record.now if record is not None else (None, "")
+            if record is not None:
+                record.begin(sample, self.what)
+            try:
+                load = self._load if self._within is None else self._within(self._load)
+                value = load(sample if self._scope is None else sample.view(self._scope), *values)
+            except BaseException as error:  # including SystemExit, which workers send to the main process
+                _note(error, self.what, sample)
+                raise
+            finally:
+                if record is not None:
+                    record.leave(before)
+        except Exception as error:
+            if size > 1 and not self._is_passing:
+                self._cells[number] = _Failure(error)
+            raise
+        if not self._is_passing:
+            self._cells[number] = value
+            self._num_left -= 1
+            if not self._num_left:
+                self._forget_inputs()
+        return value
+
+    def values(self, block: Block) -> Sequence[Any]:
+        """Return the values of all samples of a block."""
+        if block.is_part:
+            return [self.get(sample) for sample in block.samples()]
+        if self._num_left == 0:
+            return self._cells  # type: ignore[no-any-return]
+        now, record = row_key(), activity.current
+        before = record.now if record is not None else (None, "")
+        try:
+            values = self._at_once(block, now) if self._many is not None and self._cells is None else None
+            if values is None:
+                first, *steps = self._steps()
+                run = first._run
+                for within in {step._within for step in (first, *steps) if step._within is not None}:
+                    run = within(run)
+                values = run(self, steps, block, now)
+            return values
+        finally:
+            if record is not None:
+                record.leave(before)
+
+    def _steps(self) -> list[Column]:
+        """Return this column after those whose cells it alone reads, one by one."""
+        steps = [self]
+        while len(steps[0]._inputs) == 1 and steps[0]._inputs[0]._is_passing and steps[0]._scope is None:
+            steps.insert(0, steps[0]._inputs[0])
+        return steps
+
+    def _run(self, last: Column, steps: Sequence[Column], block: Block, now: RowKey | None) -> Sequence[Any]:
+        """Return the cells of `last`: those of this column after some steps, a few samples at a time."""
+        if last._cells is None:
+            last._cells, last._num_left = [UNLOADED] * len(block), len(block)
+        cells, samples = last._cells, [each for each in block.samples() if last._cells[each.number] is UNLOADED]
+        for column in self._inputs:
+            if column._many is not None:
+                with suppress(Exception):  # reading the cell of a sample raises it again
+                    column.values(block)
+        for start in range(0, len(samples), _FEW):
+            few = samples[start : start + _FEW]
+            before, values = self, self._loaded(few, map(self._input_values, few) if self._inputs else repeat(()), now)
+            for step in steps:
+                few, arguments = few[: len(values)], values
+                values = step._loaded(few, [each if type(each) is _Failure else (each,) for each in arguments], now)
+                before._keep(few[len(values) :], arguments[len(values) :], len(cells))
+                before = step
+            for sample, value in zip(few, values, strict=False):
+                cells[sample.number] = value
+            if values and type(values[-1]) is _Failure:
+                break
+        failure = next((cell for cell in cells if type(cell) is _Failure), None)
+        last._num_left = sum(cell is UNLOADED or type(cell) is _Failure for cell in cells)
+        if failure is not None:
+            if len(cells) == 1:
+                cells[0] = UNLOADED
+            raise failure.error
+        last._forget_inputs()
+        return cells  # type: ignore[no-any-return]
+
+    def _keep(self, samples: Sequence[Sample], values: Sequence[Any], size: int) -> None:
+        """Keep values for which the next step was not called, because another sample had failed."""
+        if samples:
+            self._is_passing, self._cells, self._num_left = False, self._cells or [UNLOADED] * size, size
+            for sample, value in zip(samples, values, strict=True):
+                self._cells[sample.number] = value
+
+    def _input_values(self, sample: Sample) -> Any:
+        try:
+            return [column.get(sample) for column in self._inputs]
+        except Exception as error:
+            return _Failure(error)
+
+    def _loaded(self, samples: Sequence[Sample], arguments: Iterable[Any], now: RowKey | None) -> list[Any]:
+        """Return the value for each sample up to the first one that fails, and its error.
+
+        The arguments for a sample may be such an error already.
+        """
+        made, record, scope = list[Any](), activity.current, self._scope
+        for sample, values in zip(samples, arguments, strict=False):
+            if type(values) is _Failure:
+                return [*made, values]
+            if now is not None:
+                now.key = sample.row.sample_key
+            if record is not None:
+                record.begin(sample, self.what)
+            try:
+                made.append(self._load(sample if scope is None else sample.view(scope), *values))
+            except Exception as error:
+                _note(error, self.what, sample)
+                return [*made, _Failure(error)]
+            except BaseException as error:  # such as SystemExit, which workers send to the main process
+                _note(error, self.what, sample)
+                raise
+        return made
+
+    def _at_once(self, block: Block, now: RowKey | None) -> Sequence[Any] | None:
+        assert self._many is not None
+        try:
+            inputs = [column.values(block) for column in self._inputs]
+            if now is not None:
+                now.key = None
+            if activity.current is not None and not self.is_cheap:
+                activity.current.begin(block.first(), self.what)
+            values = self._many(block, *inputs)
+        except (Exception, KeyNeededError):  # `load` names the sample, or gives functions the key of their sample
+            return None
+        if values is not None:
+            self._cells, self._num_left = values, 0
+            self._forget_inputs()
+        return values
+
+    def _forget_inputs(self) -> None:
+        self._load, self._many, self._inputs, self._scope = UNLOADED, None, (), None
+
+    def reaches(self, other: Column) -> bool:
+        """Return whether this column is another one, or is still to be computed from it."""
+        return any(column is other for column in _upstream_of([self]))
+
+    def inputs(self, others: Collection[Column]) -> Inputs:
+        """Return what this column is computed from, also through the columns `others`, always in the same order."""
+        first = self
+        while first._scope is None and len(first._inputs) == 1:  # most fields: a row of work on one value
+            first = first._inputs[0]
+        if first._scope is None and not first._inputs and not others:
+            return Inputs((), (first,) if first.is_loaded or first.is_cheap else ())
+        names, columns = list[str](), list[Column]()
+        for column in _upstream_of([first, *others]):
+            if column._scope is not None:
+                names += sorted(column._scope)
+            elif not column._inputs and (column.is_loaded or column.is_cheap):
+                columns.append(column)
+        return Inputs(tuple(names), tuple(columns))
+
+    def before(self, is_step: Callable[[str], bool]) -> Column | None:
+        """Return the column before the last steps; None if it is no longer known.
+
+        `is_step` takes a description of a column, and returns whether it is such a step.
+        """
+        column = self
+        while is_step(column.what):
+            if column.is_loaded or not column._inputs:
+                return None
+            column = column._inputs[0]
+        return column
+
+    def wrap(
+        self,
+        wrapped: Callable[[Callable[..., Any], str], Callable[..., Any] | None],
+        wrapped_many: Callable[[Callable[..., Any], str], Callable[..., Any]],
+    ) -> None:
+        """Replace each function that computes this column or its inputs by `wrapped(function, description)`.
+
+        If `wrapped` returns None, the column and its inputs are left unchanged. `wrapped_many` does the same for
+        functions of many values.
+        """
+        if self._num_left != 0 and (load := wrapped(self._load, self.what)) is not None:
+            self._load = load
+            if self._many is not None:
+                self._many = wrapped_many(self._many, self.what)
+            for column in self._inputs:
+                column.wrap(wrapped, wrapped_many)
+
+    def fork(self, sample: Sample, forks: dict[Column, Column]) -> Column:
+        """Return the value of a sample for another delivery; if it is not loaded yet, it is computed anew, once.
+
+        `forks` holds the columns already forked for that delivery; this one is added.
+        """
+        if self not in forks:
+            cell = UNLOADED if self._cells is None else self._cells[sample.number]
+            if cell is not UNLOADED and type(cell) is not _Failure:
+                forks[self] = Loaded(cell)
+            elif len(sample.block.positions) > 1:  # `load` may depend on the place in the block
+                forks[self] = Column(lambda _: self.get(sample), what=self.what, is_cheap=self.is_cheap)
+            else:
+                scope = self._scope and {name: column.fork(sample, forks) for name, column in self._scope.items()}
+                inputs = [column.fork(sample, forks) for column in self._inputs]
+                forks[self] = Column(self._load, *inputs, what=self.what, scope=scope, is_cheap=self.is_cheap)
+        return forks[self]
+
+
+class Loaded(Column):
+    """A field whose value is known, the same for all samples of the block."""
+
+    _inputs: Any = ()
+    _num_left = 0
+    what: Any = ""
+    is_loaded: Any = True
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self, sample: Sample) -> Any:
+        return self._value
+
+    def values(self, block: Block) -> Sequence[Any]:
+        return [self._value] * len(block)
+
+    def fork(self, sample: Sample, forks: dict[Column, Column]) -> Column:
+        return self
+
+
+def _note(error: BaseException, what: str, sample: Sample) -> None:
+    add_note(error, f"kdpipes: while {what} of sample {sample.key!r} (ordinal {sample.ordinal})")
+
+
+def filled(values: Sequence[Any]) -> Column:
+    """Return a column whose cells are known."""
+    column = Column(UNLOADED, what="")
+    column._cells, column._num_left = values, 0
+    return column
+
+
+def stacked(columns: Sequence[Column], samples: Sequence[Sample]) -> Column:
+    """Return one column of the cells of several blocks, each of one sample."""
+    if all(column.is_loaded for column in columns):
+        return filled([column.get(sample) for column, sample in zip(columns, samples, strict=True)])
+
+    def load(sample: Sample) -> Any:
+        return columns[sample.number].get(samples[sample.number])
+
+    return Column(load, what=columns[0].what, is_cheap=all(column.is_cheap for column in columns))
+
+
+def _upstream_of(columns: Iterable[Column]) -> list[Column]:
+    """Return columns and all that they are still to be computed from, each once, always in the same order."""
+    found, waiting, seen = list[Column](), list(columns), set[int]()
+    while waiting:
+        column = waiting.pop()
+        if id(column) not in seen:
+            seen.add(id(column))
+            found.append(column)
+            scope = column._scope
+            waiting += [] if scope is None else [scope[name] for name in sorted(scope)]
+            waiting += column._inputs
+    return found
+
+
+def keep_no_inputs(roots: Sequence[Column]) -> None:
+    """Let cells that only one other column reads pass without being kept: most of all, bytes of files.
+
+    Args:
+        roots: The columns that may be read from outside.
+    """
+    uses: dict[int, int] = {id(root): 2 for root in roots}
+    columns = _upstream_of(roots)
+    for column in columns:
+        for other in column._inputs:
+            uses[id(other)] = uses.get(id(other), 0) + (1 if column._many is None else 2)
+        for other in () if column._scope is None else column._scope.values():
+            uses[id(other)] = uses.get(id(other), 0) + (1 if column._reads_once else 2)
+    for column in columns:
+        if uses[id(column)] == 1 and column._num_left != 0 and column._many is None:
+            column._is_passing = True
