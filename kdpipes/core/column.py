@@ -95,8 +95,16 @@ class Column:
         if value is UNLOADED:
             return self._computed(sample, number)
         if type(value) is _Failure:
-            raise value.error
+            try:
+                raise value.error
+            finally:
+                del value  # the traceback would refer to it, and so the error to itself
         return value
+
+    def drop_failures(self) -> None:
+        """Forget errors, whose tracebacks refer to the block: otherwise nothing of it would be freed at once."""
+        if type(self._cells) is list:
+            self._cells[:] = [UNLOADED if type(cell) is _Failure else cell for cell in self._cells]
 
     def _computed(self, sample: Sample, number: int) -> Any:
         size = len(sample.block.positions)
@@ -165,6 +173,7 @@ class Column:
             if column._many is not None:
                 with suppress(Exception):  # reading the cell of a sample raises it again
                     column.values(block)
+        value, values, arguments = None, list[Any](), list[Any]()
         for start in range(0, len(samples), _FEW):
             few = samples[start : start + _FEW]
             before, values = self, self._loaded(few, map(self._input_values, few) if self._inputs else repeat(()), now)
@@ -177,14 +186,23 @@ class Column:
                 cells[sample.number] = value
             if values and type(values[-1]) is _Failure:
                 break
-        failure = next((cell for cell in cells if type(cell) is _Failure), None)
         last._num_left = sum(cell is UNLOADED or type(cell) is _Failure for cell in cells)
-        if failure is not None:
-            if len(cells) == 1:
-                cells[0] = UNLOADED
+        if not last._num_left:
+            last._forget_inputs()
+            return cells  # type: ignore[no-any-return]
+        failure = next(cell for cell in cells if type(cell) is _Failure)
+        if len(cells) == 1:
+            cells[0] = UNLOADED
+        try:
             raise failure.error
-        last._forget_inputs()
-        return cells  # type: ignore[no-any-return]
+        finally:
+            del (
+                failure,
+                value,
+                values,
+                arguments,
+                cells,
+            )  # the traceback would refer to them, and so the error to itself
 
     def _keep(self, samples: Sequence[Sample], values: Sequence[Any], size: int) -> None:
         """Keep values for which the next step was not called, because another sample had failed."""
@@ -243,7 +261,7 @@ class Column:
 
     def reaches(self, other: Column) -> bool:
         """Return whether this column is another one, or is still to be computed from it."""
-        return any(column is other for column in _upstream_of([self]))
+        return any(column is other for column in upstream_of([self]))
 
     def inputs(self, others: Collection[Column]) -> Inputs:
         """Return what this column is computed from, also through the columns `others`, always in the same order."""
@@ -253,7 +271,7 @@ class Column:
         if first._scope is None and not first._inputs and not others:
             return Inputs((), (first,) if first.is_loaded or first.is_cheap else ())
         names, columns = list[str](), list[Column]()
-        for column in _upstream_of([first, *others]):
+        for column in upstream_of([first, *others]):
             if column._scope is not None:
                 names += sorted(column._scope)
             elif not column._inputs and (column.is_loaded or column.is_cheap):
@@ -350,7 +368,7 @@ def stacked(columns: Sequence[Column], samples: Sequence[Sample]) -> Column:
     return Column(load, what=columns[0].what, is_cheap=all(column.is_cheap for column in columns))
 
 
-def _upstream_of(columns: Iterable[Column]) -> list[Column]:
+def upstream_of(columns: Iterable[Column]) -> list[Column]:
     """Return columns and all that they are still to be computed from, each once, always in the same order."""
     found, waiting, seen = list[Column](), list(columns), set[int]()
     while waiting:
@@ -371,7 +389,7 @@ def keep_no_inputs(roots: Sequence[Column]) -> None:
         roots: The columns that may be read from outside.
     """
     uses: dict[int, int] = {id(root): 2 for root in roots}
-    columns = _upstream_of(roots)
+    columns = upstream_of(roots)
     for column in columns:
         for other in column._inputs:
             uses[id(other)] = uses.get(id(other), 0) + (1 if column._many is None else 2)

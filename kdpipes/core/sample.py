@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.column import UNLOADED, Column, Loaded, keep_no_inputs, stacked
+from kdpipes.core.column import UNLOADED, Column, Loaded, keep_no_inputs, stacked, upstream_of
 from kdpipes.core.errors import ChainError, MissingMemberError, must_be, reject_field
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator, plan_epoch, using_key
@@ -126,6 +126,11 @@ class Block:
     def first(self) -> Sample:
         """Return the first sample, to look at its key alone."""
         return self.sample() if self._rows else Sample.of_row(self, _Row(SampleKey()), 0)
+
+    def drop_failures(self) -> None:
+        """Forget the errors of columns, after they have been raised."""
+        for column in upstream_of([*self.fields.values(), *self.promises.values()]):
+            column.drop_failures()
 
     def release(self) -> None:
         """Do not keep the samples any more."""

@@ -240,6 +240,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         rows = Rows(positions, keys, planned, range(len(ordinals)))
         items: dict[int, Any] = {}
         samples: dict[int, Sample] = {}
+        failed: list[Block] = []
         with planning(planned):
             for start in range(0, len(rows), self._at_once) if min(self._at_once, len(rows)) > 1 else ():
                 blocks: Sequence[Block] = ()
@@ -250,13 +251,18 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                         continue
                 except Exception:  # then one sample after the other, so that the first one that fails raises its error
                     pass
+                failed += blocks
                 for block in blocks:
                     samples |= {place: block.sample(number) for number, place in enumerate(block.places)}
             item = self._item if skipper is None else self._item_or_nothing
-            return [
-                items[number] if number in items else item(rows.part([number]), samples.get(number), batch)
-                for number in range(len(rows))
-            ]
+            try:
+                return [
+                    items[number] if number in items else item(rows.part([number]), samples.get(number), batch)
+                    for number in range(len(rows))
+                ]
+            finally:
+                for block in failed:
+                    block.drop_failures()
 
     def _item(self, row: Rows, sample: Sample | None, batch: int) -> Any:
         with using_key(row.keys()[0]):

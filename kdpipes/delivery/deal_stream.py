@@ -542,7 +542,11 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                     items = list(items_at_once([block], self.source, self._seed, epoch).values())
         if items is None:
             one = self._item if self._skipper is None else partial(self._item_or_nothing, batch=dealt.number)
-            items = [one(part, sample_key, tail) for part, sample_key in parts]
+            try:
+                items = [one(part, sample_key, tail) for part, sample_key in parts]
+            finally:
+                if block is not None:
+                    block.drop_failures()
         for (part, sample_key), item in zip(parts, items, strict=True):
             if item is not LEFT_OUT:
                 known = hash_of_sample(part.key) if isinstance(part, Sample) else b"\1" * 8

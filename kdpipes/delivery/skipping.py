@@ -170,7 +170,7 @@ class Skipper:
             if not self._handler.tolerates(raised):
                 raise
             key = sample.key if isinstance(sample, Sample) else f"ordinal {sample_key.position}"
-            self.last_error = raised
+            self.last_error = raised if self.substitutes else None  # whose traceback refers to this object
             skip = self._skip(sample_key, batch, key, f"{type(raised).__name__}: {without_notes(raised)}")
             is_indexed = self._is_indexed and isinstance(sample, Sample)
             self._handler.write_down(key, skip.error, position=position_of(sample) if is_indexed else ())
