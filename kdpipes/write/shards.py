@@ -372,7 +372,7 @@ class ShardPlaces:
                     f"{url!r} should have {shard.num_bytes} bytes, but has {version.size}. Another process may be "
                     "writing it: stop that one, delete the file, and call `write_shards` again."
                 )
-            _write(index_url(url), shard.index(version).to_bytes())
+            _write_index(url, shard.index(version))
         return _Report(number, _hashes_of(shard.keys), shard.num_bytes)
 
 
@@ -395,6 +395,10 @@ def _upload(url: str, shard: TarShard, samples: Iterable[TarSample], access: Acc
                 raise
             raise DataError(f"{url!r} cannot be written: {str(error) or type(error).__name__}.") from as_cause(error)
     filesystem.invalidate_cache(parent_of(filesystem, path))
+
+
+def _write_index(url: str, index: ShardIndex) -> None:
+    _write(index_url(url), index.to_bytes())
 
 
 def _write(url: str, content: bytes) -> None:

@@ -165,4 +165,4 @@ def test_it_is_a_command(folder: Path) -> None:
     assert pixels("grid.png") == expected(folder, batch=1)
     failed = subprocess.run([*command, "9"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr == "kdpipes replay: Epoch 0 has no batch 9.\n"
+    assert failed.stderr == "kdpipes replay: Epoch 0 has no batch 9; they are numbered from 0.\n"
