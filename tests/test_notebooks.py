@@ -23,7 +23,7 @@ def root() -> Iterator[Path]:
 
 
 # What notebook 2 provokes on purpose, and what other packages print that import tqdm where ipywidgets is missing.
-EXPECTED = ("Storage does not answer", "TqdmWarning: IProgress not found", "from .autonotebook import tqdm")
+EXPECTED = ("Storage does not respond", "TqdmWarning: IProgress not found", "from .autonotebook import tqdm")
 
 
 @pytest.mark.filterwarnings("ignore")  # jupyter's own: what a notebook's user sees is asserted below
