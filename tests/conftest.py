@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import multiprocessing
@@ -75,6 +76,20 @@ script = next_script()
 del json, kdpipes, next_script, os, socket, sys
 exec(script)
 """
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-xdist see the end of a worker, whose pipes the processes that it has forked would keep open."""
+    if hasattr(config, "workerinput"):
+        pipes = [number for number in range(3, 64) if Path(f"/proc/self/fd/{number}").is_fifo()]
+        os.register_at_fork(after_in_child=functools.partial(_close, pipes))
+
+
+def _close(pipes: list[int]) -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for pipe in pipes:
+        os.dup2(nowhere, pipe)
+    os.close(nowhere)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -239,6 +254,9 @@ def leaves_nothing() -> Iterator[None]:
     children = multiprocessing.active_children()
     for child in children:
         child.join(10)
-    assert not multiprocessing.active_children()
+    left = multiprocessing.active_children()
+    for child in left:
+        child.kill()  # one that hangs would hold up the tests after this one, too
+    assert not left
     mine = {name for name in _shared_memory() - before if f"_{os.getpid()}_" in name}
     assert not mine
