@@ -237,7 +237,7 @@ def test_nothing_in_data_is_executed(tmp_path: Path) -> None:
     kdp.write_shards(kdp.open_shards(tmp_path / "a.tar", decode=False), str(tmp_path / "b-%d.tar"), max_samples=1)
     for source in (kdp.open_shards, kdp.stream_shards):
         for sample in source([tmp_path / "a.tar", tmp_path / "b-0.tar"]):
-            for name in sample.names:
+            for name in sample:
                 with suppress(ValueError):  # DataError, or what NumPy says
                     sample[name]
     for name, content in contents.items():

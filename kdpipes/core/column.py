@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,6 +144,7 @@ class Column:
         if self._num_left == 0:
             return self._cells  # type: ignore[no-any-return]
         now, record = row_key(), activity.current
+        key = None if now is None else now.key
         before = record.now if record is not None else (None, "")
         try:
             values = self._at_once(block, now) if self._many is not None and self._cells is None else None
@@ -154,6 +156,9 @@ class Column:
                 values = run(self, steps, block, now)
             return values
         finally:
+            if now is not None:
+                # A function that reads another chain goes on with the key of its own sample.
+                now.key = key
             if record is not None:
                 record.leave(before)
 
@@ -176,7 +181,8 @@ class Column:
         value, values, arguments = None, list[Any](), list[Any]()
         for start in range(0, len(samples), _FEW):
             few = samples[start : start + _FEW]
-            before, values = self, self._loaded(few, map(self._input_values, few) if self._inputs else repeat(()), now)
+            inputs = map(partial(self._input_values, now), few) if self._inputs else repeat(())
+            before, values = self, self._loaded(few, inputs, now)
             for step in steps:
                 few, arguments = few[: len(values)], values
                 values = step._loaded(few, [each if type(each) is _Failure else (each,) for each in arguments], now)
@@ -211,7 +217,9 @@ class Column:
             for sample, value in zip(samples, values, strict=True):
                 self._cells[sample.number] = value
 
-    def _input_values(self, sample: Sample) -> Any:
+    def _input_values(self, now: RowKey | None, sample: Sample) -> Any:
+        if now is not None:
+            now.key = sample.row.sample_key
         try:
             return [column.get(sample) for column in self._inputs]
         except Exception as error:

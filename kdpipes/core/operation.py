@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from kdpipes.core.errors import reject_field
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.sample import Block, Sample, apart
+from kdpipes.core.sample import Block, Sample
 from kdpipes.core.traits import UNDECLARED, Traits
 
 
@@ -34,13 +34,10 @@ class Operation(Fingerprinted):
             reject_field(name, "The source", known)
 
     def run(self, block: Block) -> Sequence[Block]:
-        """Apply the operation to the samples of a block, by default to each by itself."""
-        blocks = []
-        for sample, place in zip(apart(block), block.places, strict=True):
-            changed: Block = self(sample).block
-            changed.places = [place]
-            blocks.append(changed)
-        return blocks
+        """Apply the operation to a block of one sample. Only a `Step` gets blocks of several samples."""
+        (sample,) = block.samples()
+        changed: Block = self(sample).block
+        return (changed,)
 
     def items_of(self, block: Block) -> Sequence[Any]:
         """Return the items for the samples of a block, if the operation makes items of samples."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kdpipes.core.column import UNLOADED, Column, Loaded, keep_no_inputs, stacked, upstream_of
 from kdpipes.core.errors import ChainError, MissingMemberError, must_be, reject_field
 from kdpipes.core.on_use import call_slot
-from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator, plan_epoch, using_key
+from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, generator, plan_epoch
 from kdpipes.core.secrets import printable
 from kdpipes.core.tracebacks import shorten
 
@@ -171,17 +171,6 @@ class Block:
         """Let values that only one other field is computed from be dropped at once, such as the bytes of files."""
         if len(self.places) > 1 and not self.is_part:
             keep_no_inputs([*self.fields.values(), *self.promises.values()])
-
-
-def apart(block: Block) -> list[Sample]:
-    """Return the samples of a block, each in a block of its own."""
-    if len(block.places) == len(block.positions) == 1:
-        return block.samples()
-    samples = []
-    for sample in block.samples():
-        with using_key(sample.draw):
-            samples.append(sample.fork())
-    return samples
 
 
 def stack(samples: Sequence[Sample]) -> Block | None:
@@ -465,11 +454,6 @@ class Sample(MutableMapping[str, Any]):
         """Return a function that returns the sample's name for errors, and does not keep the sample in memory."""
         key_of = self.block.key
         return partial(sample_name, self.row.key or (self.key if key_of is None else partial(key_of, self.position)))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the fields."""
-        return tuple(self._fields)
 
     def lack(self, names: Collection[str], place: str) -> None:
         """Set the fields that this sample lacks but others have; reading one raises an error, which names `place`."""

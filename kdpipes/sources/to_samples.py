@@ -51,7 +51,7 @@ class Recipe(Fingerprinted):
         if isinstance(item, Sample):
             sample = item.fork(key=None if self._key is None else str(self._key(item)))
             fields = self._all_fields(sample)
-            for name in sample.names:
+            for name in tuple(sample):
                 del sample[name]
             sample.update(fields)
             return sample

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
@@ -10,6 +10,7 @@ from kdpipes.core.column import Column
 from kdpipes.core.entries import entry_column, field_of
 from kdpipes.core.errors import FieldError, check_flag, is_sequence, must_be, reject_field
 from kdpipes.core.operation import Step
+from kdpipes.core.randomness import row_key
 from kdpipes.core.sample import Block, Sample, finished
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import ItemForm, Traits
@@ -287,8 +288,17 @@ def _values(block: Block, name: str) -> Sequence[Any]:
             return list(map(_SPECIAL[name], block.samples()))
         if name.startswith(_CTX):
             first, *within = name.removeprefix(_CTX).split(".")
-            return [_entry_of(sample.recorded(first), within) for sample in block.samples()]
+            return [_entry_of(entry, within) for entry in _recorded(block, first)]
     return block.values(name)
+
+
+def _recorded(block: Block, name: str) -> Iterator[Any]:
+    """Yield an entry of the ctx of each sample, and load the fields that record it with the key of their sample."""
+    now = row_key()
+    for sample in block.samples():
+        if now is not None:
+            now.key = sample.draw
+        yield sample.recorded(name)
 
 
 def _entry_of(entry: Any, within: Sequence[str]) -> Any:

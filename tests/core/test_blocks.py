@@ -164,12 +164,20 @@ def recorded(x: int, ctx: dict[str, Any]) -> int:
     return x
 
 
+def reading_twice(x: int) -> Any:
+    return OTHER[0], OTHER[x // 2]
+
+
+OTHER = changes(kdp.from_dataset(ITEMS)).select("z")
 RECORDING: dict[str, Any] = {
     "ctx": lambda pipe: pipe.record_ctx().transform("x", jittered).select("x", return_ctx=True),
     "an entry": lambda pipe: pipe.record_ctx().transform("x", recorded).select("y ctx.seen"),
     "a function of the ctx": lambda pipe: pipe.transform("x", recorded).select("x ctx"),
     "a field": lambda pipe: pipe.record_ctx().add_field("z", lambda sample, rng: rng.random()).select("ctx z"),
     "views": lambda pipe: pipe.record_ctx().transform("x", views=[[jittered], [jittered]]).select("x ctx"),
+    "another chain": lambda pipe: (
+        pipe.record_ctx().transform("x", reading_twice).transform("x", views=[[repr], [jittered]])
+    ).select("ctx.view_1 x"),
     "global draws": lambda pipe: pipe.record_ctx().transform("x", lambda x: np.random.random()).select("x ctx"),
     "a frozen cache": lambda pipe: (
         pipe.record_ctx().transform("x", jittered).cache_in_memory(freeze_randomness=True).select("x ctx")

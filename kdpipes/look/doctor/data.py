@@ -210,9 +210,9 @@ def merged_samples(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             continue
         dotted = DottedKeys(warns=False)
         for sample in samples_of(source):
-            if not any("." in name for name in sample.names):
+            if not any("." in name for name in sample):
                 break
-            dotted.see(sample.key, sample.names)
+            dotted.see(sample.key, tuple(sample))
         dotted.end()
         if dotted.message is not None:
             what, _, explanation = dotted.message.partition(" A key ends")
