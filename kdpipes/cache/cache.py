@@ -92,18 +92,20 @@ class Cacher(Operation):
         return self.freezes, self.notes
 
     def cache(self, block: Block, identity: Identity, calls: WatchedCalls, added: Callable[[], None]) -> None:
-        """Let the fields of samples be read from the cache, when they are needed.
+        """Replace the fields of a block by lazy look-ups in the cache.
 
         Args:
-            block: The samples, whose fields are replaced.
+            block: The block.
             identity: Identifies their values.
             calls: Watches the functions upstream while they are called.
             added: Called when the cache has a new entry.
         """
         scope = dict(block.fields)
-        if block.sample().draw.replayed is not None:  # a replayed sample may use other parameters upstream
+        # A replayed sample may use other parameters upstream.
+        if block.sample().draw.replayed is not None:
             for name, source in scope.items():
-                if is_cached(source):  # the cache decodes images as a whole
+                # As the cache does, decode whole images.
+                if is_cached(source):
                     block.fields[name] = Column(
                         lambda _, value: _decoded(value), source, what=f"reading field {name!r}"
                     )
@@ -174,9 +176,8 @@ class Cacher(Operation):
         found = self._read(key, content, self._verify == "always" or (self._verify == "once" and not is_known))
         if type(found) is not tuple or len(found) not in (2, 3):
             raise DamagedError("The entry was not written by a cache.")
-        if (
-            len(found) == 3 and found[2] != sample.position
-        ):  # a function has read the position, which is another one now
+        # A function upstream read the position, which has changed since.
+        if len(found) == 3 and found[2] != sample.position:
             raise DamagedError("The entry belongs to another position.")
         if not is_known and self._verify != "always":
             self._verified.add(key[:8])
@@ -202,12 +203,12 @@ class Cacher(Operation):
 
 
 class _Entry(NamedTuple):
-    """What identifies the entries of a field of a block, besides the sample.
+    """What identifies the cache entries of a field, apart from the sample.
 
     Args:
         identity: Identifies the samples.
         field: The name of the field.
-        inputs: What it is computed from.
+        inputs: What the field is computed from.
         recorded: The entries of the ctx that loading it records.
     """
 
@@ -222,7 +223,7 @@ class _Entry(NamedTuple):
 
 
 class _CachedColumn(Column):
-    """A field that a cache looks up."""
+    """A field that is looked up in a cache."""
 
     __slots__ = ("entry",)
 

@@ -30,7 +30,7 @@ from kdpipes.core.user_code import (
 )
 
 _NUM_LOOKS = 2  # per process: some functions make their generator when they are first called
-_MOST = 100  # objects to watch, and as many globals
+_MOST = 100  # watched objects, and watched globals
 _COLLECTIONS = (dict, list, set)
 _MANY = 1000  # entries; changes inside longer collections are not noticed
 

@@ -20,12 +20,13 @@ class Record:
 
     def __init__(self, file: int) -> None:
         self._memory = mmap.mmap(file, _SIZE)
-        self._row: Any = None  # what identifies the sample whose key is in shared memory
+        # The row of the sample whose key is in shared memory.
+        self._row: Any = None
         self.now: tuple[Any, str] = None, ""  # the current activity, for `leave`
         self._texts: dict[str, tuple[slice, bytes]] = {"": _NOTHING}
 
     def begin(self, sample: Any, what: str) -> None:
-        """Record that work on a sample begins."""
+        """Record the start of work on a sample."""
         row = sample.row
         if row is not self._row:
             name = row.name = row.name or _encoded(sample.key)
@@ -37,7 +38,7 @@ class Record:
         self.now = sample, what
 
     def leave(self, now: tuple[Any, str]) -> None:
-        """Record the activity that continues now: the value of `now` before."""
+        """Record that an earlier activity continues: an earlier value of `now`."""
         sample, what = now
         if sample is not None:
             self.begin(sample, what)

@@ -1,4 +1,4 @@
-"""`Column`, the values of one field of the samples of a block, each computed when it is first read."""
+"""`Column`: one field of all samples of a block, computed lazily."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from kdpipes.core.randomness import KeyNeededError, RowKey, row_key
 if TYPE_CHECKING:
     from kdpipes.core.sample import Block, Sample
 
-_FEW = 16  # samples that are made together step by step: more values of a step may need much memory
+# Consecutive steps run on this many samples at a time, because intermediate values may be large.
+_CHUNK_SIZE = 16
 UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})()
 
 
 class Inputs(NamedTuple):
-    """What the values of a column are computed from, besides what is still to be loaded from the source.
+    """What the values of a column depend on, apart from values that the source has not loaded yet.
 
     Args:
-        names: The names of the fields that functions of the whole sample get.
-        columns: The values that the source has handed over with the sample, or that are cheap to get.
+        names: The names of the fields that are passed to functions of whole samples.
+        columns: The columns of the source that are already loaded, or are cheap to load.
     """
 
     names: tuple[str, ...]
@@ -32,7 +33,7 @@ class Inputs(NamedTuple):
 
 
 class _Failure:
-    """The error of a cell of a block of several samples. It is raised again, so that no function is called twice."""
+    """The error of a cell in a block of several samples, kept so that no function is called twice."""
 
     __slots__ = ("error",)
 
@@ -41,14 +42,14 @@ class _Failure:
 
 
 class Column:
-    """The values of one field of the samples of a block. Each cell is computed once, when it is first read.
+    """One field of all samples of a block. Each cell is computed once, when it is first read.
 
     Args:
         load: A function that is called as `load(sample, *values)` with the values of `inputs`, for one sample.
         inputs: The columns that this one is computed from.
         what: A description for the note on an error, such as "reading field 'x'".
         scope: The fields of the sample that `load` gets, if they are not the current ones.
-        is_cheap: Whether loading takes almost no time, so that caches do not keep the values.
+        is_cheap: Whether loading is so fast that caches do not keep the values.
         many: A function that is called as `many(block, *columns)`, and computes all cells at once. If it returns None
             or raises an error, `load` is called for each sample.
         reads_once: Whether `load` reads each field of `scope` at most once.
@@ -75,7 +76,8 @@ class Column:
         within: Callable[[Any], Any] | None = None,
     ) -> None:
         self.what, self._load, self._inputs = what, load, inputs
-        if scope is not None:  # most attributes keep the values of the class: a stream makes many columns
+        # A stream makes many columns, so unused attributes are left to the class.
+        if scope is not None:
             self._scope, self._reads_once = scope, reads_once
         if is_cheap:
             self.is_cheap = True
@@ -90,42 +92,44 @@ class Column:
         return self._num_left == 0
 
     def get(self, sample: Sample) -> Any:
-        """Return the value of a sample of the block. A note on an error names the sample and the operation."""
+        """Return the value for a sample of the block. An error gets a note that names the sample and the operation."""
         cells, number = self._cells, sample.number
         value = UNLOADED if cells is None else cells[number]
         if value is UNLOADED:
-            return self._computed(sample, number)
+            return self._compute(sample, number)
         if type(value) is _Failure:
             try:
                 raise value.error
             finally:
-                del value  # the traceback would refer to it, and so the error to itself
+                # Otherwise the traceback would refer to the error, which refers to the traceback.
+                del value
         return value
 
     def drop_failures(self) -> None:
-        """Forget errors, whose tracebacks refer to the block: otherwise nothing of it would be freed at once."""
+        """Forget errors: their tracebacks refer to the block, and would delay freeing it."""
         if type(self._cells) is list:
             self._cells[:] = [UNLOADED if type(cell) is _Failure else cell for cell in self._cells]
 
-    def _computed(self, sample: Sample, number: int) -> Any:
+    def _compute(self, sample: Sample, number: int) -> Any:
         size = len(sample.block.positions)
         if self._cells is None and not self._is_passing:
             self._cells, self._num_left = [UNLOADED] * size, size
         try:
             values = [column.get(sample) for column in self._inputs]
             record = activity.current
-            before = record.now if record is not None else (None, "")
+            activity_before = record.now if record is not None else (None, "")
             if record is not None:
                 record.begin(sample, self.what)
             try:
                 load = self._load if self._within is None else self._within(self._load)
                 value = load(sample if self._scope is None else sample.view(self._scope), *values)
-            except BaseException as error:  # including SystemExit, which workers send to the main process
+            # Including SystemExit, which workers send to the main process.
+            except BaseException as error:
                 _note(error, self.what, sample)
                 raise
             finally:
                 if record is not None:
-                    record.leave(before)
+                    record.leave(activity_before)
         except Exception as error:
             if size > 1 and not self._is_passing:
                 self._cells[number] = _Failure(error)
@@ -143,52 +147,55 @@ class Column:
             return [self.get(sample) for sample in block.samples()]
         if self._num_left == 0:
             return self._cells  # type: ignore[no-any-return]
-        now, record = row_key(), activity.current
-        key = None if now is None else now.key
-        before = record.now if record is not None else (None, "")
+        holder, record = row_key(), activity.current
+        if holder is not None:
+            key = holder.key
+        activity_before = record.now if record is not None else (None, "")
         try:
-            values = self._at_once(block, now) if self._many is not None and self._cells is None else None
+            values = self._load_all(block, holder) if self._many is not None and self._cells is None else None
             if values is None:
                 first, *steps = self._steps()
                 run = first._run
                 for within in {step._within for step in (first, *steps) if step._within is not None}:
                     run = within(run)
-                values = run(self, steps, block, now)
+                values = run(self, steps, block, holder)
             return values
         finally:
-            if now is not None:
+            if holder is not None:
                 # A function that reads another chain goes on with the key of its own sample.
-                now.key = key
+                holder.key = key
             if record is not None:
-                record.leave(before)
+                record.leave(activity_before)
 
     def _steps(self) -> list[Column]:
-        """Return this column after those whose cells it alone reads, one by one."""
+        """Return the chain of columns that ends in this one and whose intermediate values nobody else reads."""
         steps = [self]
         while len(steps[0]._inputs) == 1 and steps[0]._inputs[0]._is_passing and steps[0]._scope is None:
             steps.insert(0, steps[0]._inputs[0])
         return steps
 
-    def _run(self, last: Column, steps: Sequence[Column], block: Block, now: RowKey | None) -> Sequence[Any]:
-        """Return the cells of `last`: those of this column after some steps, a few samples at a time."""
+    def _run(self, last: Column, steps: Sequence[Column], block: Block, holder: RowKey | None) -> Sequence[Any]:
+        """Compute the cells of `last` from this column through `steps`, a chunk of samples at a time."""
         if last._cells is None:
             last._cells, last._num_left = [UNLOADED] * len(block), len(block)
         cells, samples = last._cells, [each for each in block.samples() if last._cells[each.number] is UNLOADED]
         for column in self._inputs:
             if column._many is not None:
-                with suppress(Exception):  # reading the cell of a sample raises it again
+                # Reading the cell of a sample raises the error again.
+                with suppress(Exception):
                     column.values(block)
         value, values, arguments = None, list[Any](), list[Any]()
-        for start in range(0, len(samples), _FEW):
-            few = samples[start : start + _FEW]
-            inputs = map(partial(self._input_values, now), few) if self._inputs else repeat(())
-            before, values = self, self._loaded(few, inputs, now)
+        for start in range(0, len(samples), _CHUNK_SIZE):
+            chunk = samples[start : start + _CHUNK_SIZE]
+            inputs: Iterable[Any] = map(partial(self._input_values, holder), chunk) if self._inputs else repeat(())
+            previous, values = self, self._load_each(chunk, inputs, holder)
             for step in steps:
-                few, arguments = few[: len(values)], values
-                values = step._loaded(few, [each if type(each) is _Failure else (each,) for each in arguments], now)
-                before._keep(few[len(values) :], arguments[len(values) :], len(cells))
-                before = step
-            for sample, value in zip(few, values, strict=False):
+                chunk, arguments = chunk[: len(values)], values
+                inputs = [each if type(each) is _Failure else (each,) for each in arguments]
+                values = step._load_each(chunk, inputs, holder)
+                previous._keep_values(chunk[len(values) :], arguments[len(values) :], len(cells))
+                previous = step
+            for sample, value in zip(chunk, values, strict=False):
                 cells[sample.number] = value
             if values and type(values[-1]) is _Failure:
                 break
@@ -210,54 +217,56 @@ class Column:
                 cells,
             )  # the traceback would refer to them, and so the error to itself
 
-    def _keep(self, samples: Sequence[Sample], values: Sequence[Any], size: int) -> None:
-        """Keep values for which the next step was not called, because another sample had failed."""
+    def _keep_values(self, samples: Sequence[Sample], values: Sequence[Any], size: int) -> None:
+        """Keep values that the next step did not get, because an earlier sample failed."""
         if samples:
             self._is_passing, self._cells, self._num_left = False, self._cells or [UNLOADED] * size, size
             for sample, value in zip(samples, values, strict=True):
                 self._cells[sample.number] = value
 
-    def _input_values(self, now: RowKey | None, sample: Sample) -> Any:
-        if now is not None:
-            now.key = sample.row.sample_key
+    def _input_values(self, holder: RowKey | None, sample: Sample) -> Any:
+        if holder is not None:
+            holder.key = sample.row.sample_key
         try:
             return [column.get(sample) for column in self._inputs]
         except Exception as error:
             return _Failure(error)
 
-    def _loaded(self, samples: Sequence[Sample], arguments: Iterable[Any], now: RowKey | None) -> list[Any]:
-        """Return the value for each sample up to the first one that fails, and its error.
+    def _load_each(self, samples: Sequence[Sample], arguments: Iterable[Any], holder: RowKey | None) -> list[Any]:
+        """Return the value for each sample up to the first failure, and the failure itself.
 
-        The arguments for a sample may be such an error already.
+        The arguments for a sample may be the failure of an earlier step.
         """
-        made, record, scope = list[Any](), activity.current, self._scope
+        results, record, scope = list[Any](), activity.current, self._scope
         for sample, values in zip(samples, arguments, strict=False):
             if type(values) is _Failure:
-                return [*made, values]
-            if now is not None:
-                now.key = sample.row.sample_key
+                return [*results, values]
+            if holder is not None:
+                holder.key = sample.row.sample_key
             if record is not None:
                 record.begin(sample, self.what)
             try:
-                made.append(self._load(sample if scope is None else sample.view(scope), *values))
+                results.append(self._load(sample if scope is None else sample.view(scope), *values))
             except Exception as error:
                 _note(error, self.what, sample)
-                return [*made, _Failure(error)]
-            except BaseException as error:  # such as SystemExit, which workers send to the main process
+                return [*results, _Failure(error)]
+            # Such as SystemExit, which workers send to the main process.
+            except BaseException as error:
                 _note(error, self.what, sample)
                 raise
-        return made
+        return results
 
-    def _at_once(self, block: Block, now: RowKey | None) -> Sequence[Any] | None:
+    def _load_all(self, block: Block, holder: RowKey | None) -> Sequence[Any] | None:
         assert self._many is not None
         try:
             inputs = [column.values(block) for column in self._inputs]
-            if now is not None:
-                now.key = None
+            if holder is not None:
+                holder.key = None
             if activity.current is not None and not self.is_cheap:
                 activity.current.begin(block.first(), self.what)
             values = self._many(block, *inputs)
-        except (Exception, KeyNeededError):  # `load` names the sample, or gives functions the key of their sample
+        # `load`, called for each sample, names the sample that fails and has its key.
+        except (Exception, KeyNeededError):
             return None
         if values is not None:
             self._cells, self._num_left = values, 0
@@ -268,13 +277,14 @@ class Column:
         self._load, self._many, self._inputs, self._scope = UNLOADED, None, (), None
 
     def reaches(self, other: Column) -> bool:
-        """Return whether this column is another one, or is still to be computed from it."""
+        """Return whether this column is `other`, or depends on it and is not loaded yet."""
         return any(column is other for column in upstream_of([self]))
 
     def inputs(self, others: Collection[Column]) -> Inputs:
-        """Return what this column is computed from, also through the columns `others`, always in the same order."""
+        """Return what this column depends on, directly or through `others`, always in the same order."""
         first = self
-        while first._scope is None and len(first._inputs) == 1:  # most fields: a row of work on one value
+        # Most fields are a sequence of steps on one value.
+        while first._scope is None and len(first._inputs) == 1:
             first = first._inputs[0]
         if first._scope is None and not first._inputs and not others:
             return Inputs((), (first,) if first.is_loaded or first.is_cheap else ())
@@ -286,8 +296,8 @@ class Column:
                 columns.append(column)
         return Inputs(tuple(names), tuple(columns))
 
-    def before(self, is_step: Callable[[str], bool]) -> Column | None:
-        """Return the column before the last steps; None if it is no longer known.
+    def without_steps(self, is_step: Callable[[str], bool]) -> Column | None:
+        """Return the column before the final steps; None if it is no longer known.
 
         `is_step` takes a description of a column, and returns whether it is such a step.
         """
@@ -316,15 +326,16 @@ class Column:
                 column.wrap(wrapped, wrapped_many)
 
     def fork(self, sample: Sample, forks: dict[Column, Column]) -> Column:
-        """Return the value of a sample for another delivery; if it is not loaded yet, it is computed anew, once.
+        """Return a column for another delivery of a sample. A value that is not loaded yet is computed again.
 
-        `forks` holds the columns already forked for that delivery; this one is added.
+        `forks` maps the columns already forked for that delivery to their forks; this one is added.
         """
         if self not in forks:
             cell = UNLOADED if self._cells is None else self._cells[sample.number]
             if cell is not UNLOADED and type(cell) is not _Failure:
                 forks[self] = Loaded(cell)
-            elif len(sample.block.positions) > 1:  # `load` may depend on the place in the block
+            # `load` may depend on the sample's number in the block.
+            elif len(sample.block.positions) > 1:
                 forks[self] = Column(lambda _: self.get(sample), what=self.what, is_cheap=self.is_cheap)
             else:
                 scope = self._scope and {name: column.fork(sample, forks) for name, column in self._scope.items()}
@@ -334,7 +345,7 @@ class Column:
 
 
 class Loaded(Column):
-    """A field whose value is known, the same for all samples of the block."""
+    """A field with one known value for all samples of the block."""
 
     _inputs: Any = ()
     _num_left = 0
@@ -359,14 +370,14 @@ def _note(error: BaseException, what: str, sample: Sample) -> None:
 
 
 def filled(values: Sequence[Any]) -> Column:
-    """Return a column whose cells are known."""
+    """Return a column of known values."""
     column = Column(UNLOADED, what="")
     column._cells, column._num_left = values, 0
     return column
 
 
 def stacked(columns: Sequence[Column], samples: Sequence[Sample]) -> Column:
-    """Return one column of the cells of several blocks, each of one sample."""
+    """Return one column that combines the columns of several one-sample blocks."""
     if all(column.is_loaded for column in columns):
         return filled([column.get(sample) for column, sample in zip(columns, samples, strict=True)])
 
@@ -377,7 +388,7 @@ def stacked(columns: Sequence[Column], samples: Sequence[Sample]) -> Column:
 
 
 def upstream_of(columns: Iterable[Column]) -> list[Column]:
-    """Return columns and all that they are still to be computed from, each once, always in the same order."""
+    """Return columns and all columns that they still depend on, each once, always in the same order."""
     found, waiting, seen = list[Column](), list(columns), set[int]()
     while waiting:
         column = waiting.pop()
@@ -391,7 +402,7 @@ def upstream_of(columns: Iterable[Column]) -> list[Column]:
 
 
 def keep_no_inputs(roots: Sequence[Column]) -> None:
-    """Let cells that only one other column reads pass without being kept: most of all, bytes of files.
+    """Do not keep values that only one other column reads, such as the bytes of files.
 
     Args:
         roots: The columns that may be read from outside.

@@ -48,7 +48,7 @@ def entry_of(value: Any, path: str, name: str) -> Any:
 
 
 def entry_column(block: Block, name: str) -> Column | None:
-    """Return an entry of a field, which is loaded when the entry is read; None if there is no such field."""
+    """Return a lazy column of one entry of a field; None if there is no such field."""
     field = field_of(name, block.fields)
     if field is None:
         return None

@@ -185,7 +185,7 @@ class IterPipe(Streaming[Any], IterChain):
         raise TypeError(f"{type(self).__name__} must implement `samples`.")
 
     def items_of(self, block: Block) -> Sequence[Any]:
-        """Return the items at the end of the chain for a block: the samples, or what `select` makes of them."""
+        """Return one item for each sample of a block: the sample, or what `select` makes of it."""
         return block.samples()
 
     def iterate(self) -> Iterator[Any]:

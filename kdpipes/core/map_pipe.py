@@ -93,18 +93,18 @@ class MapPipe(Pipe, MapChain):
         return block.sample()
 
     def read_blocks(self, rows: Rows) -> Sequence[Block]:
-        """Return the samples at some positions in new blocks, whose fields are loaded when they are read.
+        """Return new blocks with the samples at some positions. Fields are loaded lazily.
 
-        Each block has the `places` of its samples. A subclass implements either this or `fetch`.
+        `places` of a block says which of the rows its samples are. A subclass implements either this or `fetch`.
         """
         return _one_by_one(rows, self.fetch, pipe_name(self))
 
     def blocks_at(self, rows: Rows) -> Sequence[Block]:
-        """Return the samples at some positions, made by whichever of `read` and `fetch` the class implements."""
+        """Return blocks of samples, by `read_blocks` or `fetch`, whichever the class implements."""
         return MapPipe.read_blocks(self, rows) if _fetches(type(self)) else self.read_blocks(rows)
 
     def items_of(self, block: Block) -> Sequence[Any]:
-        """Return the items at the end of the chain for a block: the samples, or what `select` makes of them."""
+        """Return one item for each sample of a block: the sample, or what `select` makes of it."""
         return block.samples()
 
     def prefetch(self, order: Order) -> None:
@@ -300,13 +300,13 @@ note_methods(MapPipe, flavour="map")
 
 @functools.cache
 def _fetches(kind: Any) -> bool:
-    """Return whether a class makes samples one by one: whether `fetch` is defined nearer to it than `read_blocks`."""
+    """Return whether a class makes samples one by one: whether `fetch` overrides `read_blocks`."""
     names = [name for base in kind.__mro__ for name in ("read_blocks", "fetch") if name in vars(base)]
     return names[0] == "fetch"
 
 
 def _one_by_one(rows: Rows, fetch: Callable[[int], Any], name: str) -> Sequence[Block]:
-    """Return blocks of single samples, which a function makes of positions."""
+    """Return one-sample blocks of the samples that `fetch` returns."""
     blocks = []
     for position, sample_key, place in zip(rows.positions.tolist(), rows.keys(), rows.places, strict=True):
         with planning(rows.planned), using_key(sample_key):
@@ -320,7 +320,7 @@ def _one_by_one(rows: Rows, fetch: Callable[[int], Any], name: str) -> Sequence[
 
 
 def blocks_of(source: Any, rows: Rows, name: str) -> Sequence[Block]:
-    """Return the samples of an indexed pipe, which may be a stock pipe, for the pipe `name`."""
+    """Return blocks of an indexed source, which may be a stock pipe, for the pipe `name`."""
     if isinstance(source, MapPipe):
         return source.blocks_at(rows)
     return _one_by_one(rows, lambda position: as_sample(source[position], position, name), name)

@@ -10,12 +10,12 @@ _slots: dict[str, str] = {}
 
 
 def fill_slots(module: str, *names: str) -> None:
-    """Set the module that holds functions which lower layers call. It is imported by the first call."""
+    """Name the module whose functions lower layers call. It is imported on the first call."""
     _slots.update(dict.fromkeys(names, module))
 
 
 def call_slot(name: str, *subjects: Any) -> Any:
-    """Return what the function of a slot makes of its subjects, such as a chain or a loader."""
+    """Call the function of a slot."""
     return getattr(import_module(_slots[name]), name)(*subjects)
 
 

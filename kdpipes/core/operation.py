@@ -1,4 +1,4 @@
-"""`Operation` and `Step`, what work pipes do to samples, and the interface of `.on_error(...)`."""
+"""`Operation` and `Step`, the work of work pipes, and the interface of `.on_error(...)`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Operation(Fingerprinted):
         return (changed,)
 
     def items_of(self, block: Block) -> Sequence[Any]:
-        """Return the items for the samples of a block, if the operation makes items of samples."""
+        """Return one item for each sample of a block: by default, the sample itself."""
         return block.samples()
 
     def drawing(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class Operation(Fingerprinted):
 
 
 class Step(Operation):
-    """An operation that changes all samples of a block alike, by columns that are computed when they are read."""
+    """An operation on all samples of a block at once: it replaces columns, which are computed lazily."""
 
     def change(self, block: Block) -> None:
         """Add, replace or remove columns of a block."""

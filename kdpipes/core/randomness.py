@@ -150,7 +150,7 @@ class KeyNeededError(BaseException):
 
 
 class RowKey:
-    """The key of the sample of a block that is being made; None while many samples are made at once."""
+    """The key of the current sample of a block; None while functions of many samples run."""
 
     __slots__ = ("epoch", "key", "seed")
 
@@ -190,7 +190,7 @@ def using_key(key: SampleKey | RowKey) -> _Using:
 
 
 def row_key() -> RowKey | None:
-    """Return the key that changes with the sample of a block that is being made; None outside of blocks."""
+    """Return the holder of the current sample's key while a block is computed; otherwise None."""
     current = _current.get()
     return current if type(current) is RowKey else None
 
@@ -218,7 +218,7 @@ def current_key() -> SampleKey | None:
     """Return the key for a new sample; None outside `using_key` and `with_stream_keys`.
 
     Raises:
-        KeyNeededError: Many samples are made at once.
+        KeyNeededError: A function of many samples is running.
     """
     current = _current.get()
     return current.take() if isinstance(current, _StreamKeys | RowKey) else current

@@ -1,4 +1,4 @@
-"""`Sample`, a mapping of fields that load when they are first read, and `Block`, samples that are made together."""
+"""`Sample`, a mapping of lazily loaded fields, and `Block`, a table of samples that are computed together."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
 
 
 class Rows:
-    """The samples that blocks are made of: where they are in a source, and where in the dealt epoch.
+    """Which samples a block holds: their positions in a source, and their ordinals in the dealt epoch.
 
     Args:
         positions: The positions of the samples in the source.
-        keys: A function that returns the random keys of the samples, which are often not needed.
+        keys: A function that returns the random keys of the samples; they are made only if needed.
         planned: The epoch for which plan pipes choose samples.
-        places: The places of the samples among those of the batch.
+        places: The numbers of the samples in the batch.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Rows:
         return len(self.places)
 
     def at(self, positions: Any, planned: int) -> Rows:
-        """Return the same samples at other positions, those in a source upstream."""
+        """Return the same samples, with their positions in a source upstream."""
         return Rows(np.asarray(positions), self.keys, planned, self.places)
 
     def part(self, numbers: Sequence[int]) -> Rows:
-        """Return some of the samples, by their numbers among these."""
+        """Return a part of the samples, by their numbers."""
         if len(numbers) == len(self.places):
             return self
         keys = cache(lambda: [self.keys()[number] for number in numbers])
@@ -58,13 +58,13 @@ class Rows:
 
 
 def one_row(position: int) -> Rows:
-    """Return a single sample, whose random key is the current one."""
+    """Return the rows of a single sample with the current random key."""
     key = current_key() or SampleKey(position=position)
     return Rows(np.array([position]), lambda: [key], plan_epoch(), [0])
 
 
 class Block:
-    """Samples that are made together: a table whose rows are samples and whose columns are computed when they are read.
+    """Samples that are computed together: a table whose rows are samples and whose columns are fields, loaded lazily.
 
     All samples have the same fields and have passed the same pipes.
 
@@ -82,7 +82,8 @@ class Block:
     route: tuple[int, ...] = ()
     lacking: tuple[frozenset[str], str] = frozenset(), ""
     is_recording = is_part = False
-    origins: Sequence[Sample] = ()  # what the samples were before they were stacked
+    # The samples before they were stacked.
+    origins: Sequence[Sample] = ()
     places: Sequence[int] = (0,)
     _rows: list[_Row] | None = None
     _samples: list[Sample] | None = None
@@ -107,7 +108,7 @@ class Block:
         return len(self.places)
 
     def samples(self) -> list[Sample]:
-        """Return the samples, which share the block. They are kept until `release`, because they refer to it."""
+        """Return the samples. The block keeps them until `release`: they refer to it, so they form a cycle."""
         if self._samples is not None:
             return self._samples
         if self._rows is None:
@@ -124,20 +125,20 @@ class Block:
         return Sample.of_row(self, self._rows[number], number)
 
     def first(self) -> Sample:
-        """Return the first sample, to look at its key alone."""
+        """Return the first sample; only its key may be used."""
         return self.sample() if self._rows else Sample.of_row(self, _Row(SampleKey()), 0)
 
     def drop_failures(self) -> None:
-        """Forget the errors of columns, after they have been raised."""
+        """Forget the errors of all columns, after they have been raised."""
         for column in upstream_of([*self.fields.values(), *self.promises.values()]):
             column.drop_failures()
 
     def release(self) -> None:
-        """Do not keep the samples any more."""
+        """Drop the reference to the samples."""
         self._samples = None
 
     def only(self, number: int) -> Block:
-        """Return the part of the block that has a single sample."""
+        """Return a block of one of the samples, which shares the columns."""
         if len(self.places) == 1:
             return self
         part = copy.copy(self)
@@ -168,13 +169,13 @@ class Block:
         return name
 
     def drop_inputs(self) -> None:
-        """Let values that only one other field is computed from be dropped at once, such as the bytes of files."""
+        """Do not keep values that only one other field depends on, such as the bytes of files."""
         if len(self.places) > 1 and not self.is_part:
             keep_no_inputs([*self.fields.values(), *self.promises.values()])
 
 
 def stack(samples: Sequence[Sample]) -> Block | None:
-    """Return one block of samples that each have a block of their own; None if they have different fields."""
+    """Combine samples of one-sample blocks into one block; return None if their fields differ."""
     first = samples[0].block
     forms = [
         (each.claimed, each.is_recording, tuple(each.fields), each.lacking, tuple(each.promises))
@@ -198,7 +199,7 @@ def finished(pipe: Any, sample: Sample) -> Any:
 
 
 class _Row:
-    """What all views of one sample of a block share."""
+    """State that all views of one sample share."""
 
     drawn: list[tuple[str, np.random.Generator | None]] | None = None
     failure: Exception | None = None
@@ -206,7 +207,8 @@ class _Row:
     key: str | None = None
     version: str | None = None
     shared_key: str | None = None
-    name: bytes | None = None  # the key, as a record of activities holds it
+    # The key, encoded for the record of activities.
+    name: bytes | None = None
 
     def __init__(self, sample_key: SampleKey) -> None:
         self.sample_key = sample_key
@@ -214,7 +216,7 @@ class _Row:
 
 
 def _single(fields: dict[str, Column], position: int, row: _Row) -> Block:
-    """Return the block of one sample."""
+    """Return a block of one sample."""
     block = Block.__new__(Block)
     block.fields, block.positions, block.claimed, block.promises = fields, [position], {}, {}
     block.keys, block._rows = lambda: [row.sample_key], [row]
@@ -272,7 +274,7 @@ class Sample(MutableMapping[str, Any]):
 
     @classmethod
     def of_row(cls, block: Block, row: _Row, number: int) -> Sample:
-        """Return a sample of a block, which shares its fields."""
+        """Return a view of one row of a block."""
         sample = cls.__new__(cls)
         sample.block, sample._fields, sample.row = block, block.fields, row
         sample.number, sample.position = number, block.positions[number]
@@ -298,8 +300,9 @@ class Sample(MutableMapping[str, Any]):
         return self.row.key is None and (origins[self.number].has_number if origins else self.block.key is None)
 
     def required_key(self) -> str:
-        """Return the key, for a cache; raise ChainError if it is empty."""
-        if not self.key:  # all samples without a key would look the same
+        """Return the key; raise ChainError if it is empty, because caches need it."""
+        # All samples without a key would be the same for the cache.
+        if not self.key:
             raise ChainError(
                 f"`cache` identifies samples by their keys, but sample {self.position} has none. Pass a "
                 "unique key, `kdp.Sample(fields, key=..., index=...)`, in the source."
@@ -413,9 +416,8 @@ class Sample(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         frame = inspect.currentframe()
         caller = None if frame is None else frame.f_back
-        if (
-            caller is not None and caller.f_code.co_code[caller.f_lasti] in _UNPACKING
-        ):  # the names would be taken for the values
+        # `x, y = sample` would assign the names of the fields.
+        if caller is not None and caller.f_code.co_code[caller.f_lasti] in _UNPACKING:
             names = " ".join(self._fields)
             raise TypeError(f"A sample is a mapping and cannot be unpacked. `.select({names!r})` returns tuples.")
         return iter(self._fields)

@@ -52,7 +52,7 @@ class SampleMapper(Named, Pipe):
         return replace(self.operation.traits, holds_back=False)
 
     def apply(self, block: Block) -> Sequence[Block]:
-        """Apply the operation to the samples of a block, unless it makes items of them."""
+        """Apply the operation to a block, unless it turns samples into items."""
         return (block,) if self._selects else self._operation.run(block)
 
     def apply_to(self, sample: Sample) -> Sample:

@@ -423,7 +423,7 @@ class Dealer(Resumable):
 
 
 def items_at_once(blocks: Sequence[Block], source: Any, seed: int, epoch: int) -> dict[int, Any]:
-    """Return the items that the last pipe of samples makes of some blocks, by the places of the samples."""
+    """Return the items of some blocks, by their numbers in the batch."""
     items: dict[int, Any] = {}
     try:
         with using_key(RowKey(seed, epoch)):

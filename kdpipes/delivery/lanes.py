@@ -19,7 +19,7 @@ from kdpipes.delivery.layout import Sharding
 
 DEFAULT_LANES = 16
 _MAX_EMPTY = 16  # passes of a lane without a sample
-_MAX_AGAIN = 10**8  # samples of a lane without end that are read again to resume it
+_MAX_AGAIN = 10**8  # samples of an endless lane that are read again to resume it
 
 
 class Cursor(NamedTuple):
@@ -164,7 +164,7 @@ class Lane:
 
 
 def _reject_far(num_samples: int) -> None:
-    """Raise DataError if so many samples of a lane would be read again that it would seem to hang."""
+    """Raise DataError if resuming would read so many samples again that it would seem to hang."""
     if num_samples > _MAX_AGAIN:
         raise DataError(
             f"To resume the stream, {num_samples:,} samples of one lane would have to be read again. Load a state that "

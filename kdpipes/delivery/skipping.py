@@ -16,7 +16,7 @@ from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Sample
 
 LEFT_OUT: Any = object()
-MOST_SKIPS = 1 << 16  # that are kept
+MOST_SKIPS = 1 << 16  # kept in memory
 
 _QUARANTINED = "in quarantine, not tried: "
 _log = logger("kdpipes")
@@ -62,7 +62,7 @@ class Skip:
 
 
 def keep_skip(kept: dict[Any, Skip], skip: Skip) -> Skip | None:
-    """Add a skip to those that are kept, by their places. Return the oldest one if it is dropped for it."""
+    """Add a skip to a dictionary of limited size. Return the oldest one if it had to be dropped."""
     kept[skip.place] = skip
     return kept.pop(next(iter(kept))) if len(kept) > MOST_SKIPS else None
 
@@ -170,7 +170,8 @@ class Skipper:
             if not self._handler.tolerates(raised):
                 raise
             key = sample.key if isinstance(sample, Sample) else f"ordinal {sample_key.position}"
-            self.last_error = raised if self.substitutes else None  # whose traceback refers to this object
+            # Its traceback refers to this object, so it is kept only if it is needed.
+            self.last_error = raised if self.substitutes else None
             skip = self._skip(sample_key, batch, key, f"{type(raised).__name__}: {without_notes(raised)}")
             is_indexed = self._is_indexed and isinstance(sample, Sample)
             self._handler.write_down(key, skip.error, position=position_of(sample) if is_indexed else ())

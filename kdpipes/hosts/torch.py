@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _share_names(base: Any, flavour: Flavour) -> None:
-    """Let other libraries register pipes with names that kdpipes has, too.
+    """Let other libraries register pipes under names that kdpipes also uses.
 
     `functional_datapipe` raises an error if a name is taken. Therefore kdpipes gives up its name on all pipes but its
     own when another library registers it, and a new definition in `__main__` replaces an earlier one. Nothing else
@@ -133,9 +133,9 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def introduce_to_torchdata(service: type) -> None:
-    """Let DataLoader2 know a class of reading services as its own, if somebody has imported it.
+    """Register a class of reading services with DataLoader2, if it has been imported.
 
-    It saves the state of those alone.
+    DataLoader2 saves the state of registered classes only.
     """
     known = sys.modules.get("torchdata.dataloader2.reading_service")
     if known is not None:

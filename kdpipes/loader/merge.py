@@ -30,7 +30,7 @@ from kdpipes.loader.worker import Assignment, Worker
 from kdpipes.storage.access import Threads
 
 _MOST_PIECES = 20_000  # of each worker, for a trace
-_MOST_WORKERS = 256  # whose measurements are kept
+_MOST_WORKERS = 256  # measurements of so many workers are kept
 _PATIENCE_S = 30.0  # to wait for other ranks without a warning
 _groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # for small messages, by default group
 
@@ -345,7 +345,7 @@ def compare_ranks(chain: Any, position: Position, pipes: list[str]) -> None:
 
 
 def _group() -> Any:
-    """Return the gloo group of all ranks, which only kdpipes uses; it is made once for each default group."""
+    """Return a gloo group of all ranks for kdpipes alone. It is created once per default group."""
     world = dist.group.WORLD
     if world not in _groups:
         _groups[world] = dist.new_group(backend="gloo")

@@ -45,7 +45,7 @@ class _Loads(Protocol):
 
 @runtime_checkable
 class _HoldsChain(Protocol):
-    """The dataset of such a loader."""
+    """The dataset of a loader."""
 
     chain: Any
 
@@ -120,7 +120,7 @@ def dealer_of(subject: Any) -> Any:
 
 
 def names_of(chain: Any) -> tuple[ItemForm | None, tuple[str, ...] | None]:
-    """Return the form that `select` has given the items of a chain, and the names of its classes; None if unknown."""
+    """Return the form of the items (see `select`) and the names of the classes; None for what is unknown."""
     if chain is None:
         return None, None
     pipes = Chain.of(chain)
@@ -333,4 +333,4 @@ def original_of(sample: Sample, field: str) -> Any:
 
 
 def _before(sample: Sample, field: str) -> Column | None:
-    return sample.lazy(field).before(lambda step: step.startswith(("applying ", "making views ")))
+    return sample.lazy(field).without_steps(lambda step: step.startswith(("applying ", "making views ")))

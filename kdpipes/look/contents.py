@@ -70,7 +70,7 @@ class ClassSeen:
 
 @dataclass(frozen=True)
 class SampleSeen:
-    """One of the first samples, and what is known about its fields: "bytes", and "value" of a label."""
+    """One of the first samples, with the "bytes" of its fields and the "value" of its label."""
 
     key: str
     fields: dict[str, dict[str, Any]]

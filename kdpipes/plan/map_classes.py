@@ -69,7 +69,7 @@ class _Mapping:
         return tuple(dict.fromkeys([*map(str, new), *(kept if self._unmapped == "keep" else [])]))
 
     def table(self, label: Any, known: tuple[str, ...] | None) -> dict[Any, Any]:
-        """Return the new labels by the old ones, one of which is `label`."""
+        """Return the mapping from old to new labels; `label` is one of the old ones."""
         is_named = known is None and any(isinstance(old, str) for old in self._mapping)
         are_names = isinstance(label, str) if _is_class(label) else is_named
         names = None if are_names else self.names(known)

@@ -138,7 +138,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         return (Block(fields, rows, key=str),)
 
     def _parts(self) -> dict[str, Column]:
-        """Return the fields of items, as the dataset makes them."""
+        """Return the fields of the items, with labels as the dataset has them."""
         dataset, names = self._dataset.value, self._fields.split()
         item = Column(_loader(dataset, self._use), what=_LOADING, many=partial(_items_at_once, dataset, self._use))
         is_cheap = isinstance(dataset, _IN_MEMORY)
@@ -304,7 +304,7 @@ def _loader(dataset: Any, use: GlobalUse) -> Callable[[Sample], Any]:
 
 
 def _items_at_once(dataset: Any, use: GlobalUse, block: Block) -> Sequence[Any] | None:
-    """Return the items of a block: of a dataset in memory, or by `__getitems__`, as torch's DataLoader does."""
+    """Return all items of a block: from memory, or by `__getitems__`, which torch's DataLoader calls, too."""
     positions = block.positions
     if type(dataset) is TensorDataset:
         rows = torch.as_tensor(positions)

@@ -106,7 +106,7 @@ class IdReaderMapDataPipe(MapPipe):
         return (self._block(rows, () if all(are_texts) else (filled(ids),)),)
 
     def _block(self, rows: Rows, ids: tuple[Column, ...]) -> Block:
-        """Return a block of samples. `ids` holds the IDs that are no texts: caches tell 1 from "1"."""
+        """Return a block of samples. `ids` contains IDs that are not strings, because caches distinguish 1 from "1"."""
         files, known = self._files, self._ids.value
         if files is None:
             return Block(self._columns_of(rows, ids), rows, key=self._key)

@@ -29,7 +29,7 @@ class TooLargeError(DataError):
 
 
 class WrongResponseError(Exception):
-    """A response has other bytes than those that were requested; another one may be right."""
+    """A response does not contain the requested bytes; another attempt may succeed."""
 
 
 class Wanted(NamedTuple):
@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The number of bytes that the response may have."""
+        """The maximum number of bytes of the response."""
         return self.max_bytes if self.stop is None else self.stop - self.start
 
     @property
@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
         return {} if self.stop is None else {"Range": f"bytes={self.start}-{self.stop - 1}"}
 
     def check_head(self, is_part: bool, content_range: str | None, length: int | None) -> None:
-        """Raise if a response holds other bytes, judging by its headers."""
+        """Raise an error if the headers announce other bytes than those requested."""
         if self.stop is not None and not is_part and (self.start or (length or 0) > self.most):
             raise NoRangesError(f"{self.most} bytes were requested, and the response is the whole file")
         found = _CONTENT_RANGE.match(content_range or "") if is_part else None
@@ -68,7 +68,7 @@ class Wanted(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The bytes of a response, and what it says about the version of the file.
+    """The bytes of a response, and the version of the file that its headers state.
 
     Args:
         content: The bytes.

@@ -100,7 +100,8 @@ class FieldRenamer(Step):
         fields, is_whole, known = block.fields, not block.lacking[0], tuple(block.fields)
         if (order := self._orders.get(known)) is not None:
             renamed = {new: fields[name] for new, name in order}
-            fields.clear()  # samples refer to it
+            # Samples refer to this dictionary, so it is changed in place.
+            fields.clear()
             fields.update(renamed)
             return
         columns, used = dict[str, Column](), set[str]()
@@ -249,7 +250,7 @@ class Selector(Step):
         self.traits = Traits(gives="items", item_form=self.form, changes=frozenset())
 
     def change(self, block: Block) -> None:
-        """Leave the samples as they are, for `items`."""
+        """Leave the samples unchanged: `items_of` makes the items."""
 
     def __call__(self, sample: Sample) -> Any:
         return finished(self, sample)
@@ -257,7 +258,8 @@ class Selector(Step):
     def items_of(self, block: Block) -> Sequence[Any]:
         block.drop_inputs()
         read = self.names
-        if self.return_ctx or "ctx" in read:  # the ctx comes last, when all fields have been read
+        # Reading fields records entries, so the ctx is read last.
+        if self.return_ctx or "ctx" in read:
             read = tuple(sorted(read, key="ctx".__eq__))
         columns = {name: _values(block, name) for name in read}
         parts = [columns[name] for name in self.names]
@@ -293,7 +295,7 @@ def _values(block: Block, name: str) -> Sequence[Any]:
 
 
 def _recorded(block: Block, name: str) -> Iterator[Any]:
-    """Yield an entry of the ctx of each sample, and load the fields that record it with the key of their sample."""
+    """Yield an entry of each sample's ctx. The field that records it is loaded if necessary."""
     now = row_key()
     for sample in block.samples():
         if now is not None:

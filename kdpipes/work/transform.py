@@ -194,7 +194,7 @@ class Transformer(Step):
 
 
 def _together(block: Block, fields: Fields) -> Column:
-    """Return the values of several fields as one column of tuples."""
+    """Return a column of tuples with the values of several fields."""
     names = fields.names
     order = sorted(names, key=lambda name: name != names[fields.lead])  # the original image is taken from the first
 
@@ -294,7 +294,7 @@ def _in_two_steps(step: Callback, place: str, view: str, is_recorded: bool) -> C
 
 
 def _threads_of(step: Callback) -> Callable[[Any], Any] | None:
-    """Return what calls a transform in one thread of torch, for our own transforms. Others keep their threads."""
+    """Return the decorator that limits torch to one thread, for transforms of kdpipes; None for others."""
     transform = step.function
     inner = transform.wrapped if isinstance(transform, JointTransform) else transform
     return in_one_torch_thread if isinstance(inner, Drawn) else None

@@ -25,8 +25,8 @@ class BatchTransformer(Step):
 
     Use it for functions that are faster for many values than for one: tokenizers, NumPy expressions, lookups in tables.
     The result for a value must not depend on the other values in the call, because a call may get any number of them:
-    all samples of a batch of `deal` if the chain ends in `select`, otherwise a single sample. So batches are the same
-    for any number of workers, in caches and after a resume.
+    many samples of a batch of `deal` if the chain ends in `select`, otherwise a single sample. Batches are then the
+    same for any number of workers, in caches and after a resume.
 
     Args:
         field: The name of the field.
