@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
@@ -257,11 +257,8 @@ class Selector(Step):
 
     def items_of(self, block: Block) -> Sequence[Any]:
         block.drop_inputs()
-        read = self.names
         # Reading fields records entries, so the ctx is read last.
-        if self.return_ctx or "ctx" in read:
-            read = tuple(sorted(read, key="ctx".__eq__))
-        columns = {name: _values(block, name) for name in read}
+        columns = {name: _values(block, name) for name in sorted(self.names, key="ctx".__eq__)}
         parts = [columns[name] for name in self.names]
         if self.form.kind == "bare":
             items = list(parts[0])
@@ -287,20 +284,21 @@ class Selector(Step):
 def _values(block: Block, name: str) -> Sequence[Any]:
     if name not in block.fields:
         if name in _SPECIAL:
-            return list(map(_SPECIAL[name], block.samples()))
+            return _read_each(block, _SPECIAL[name])
         if name.startswith(_CTX):
             first, *within = name.removeprefix(_CTX).split(".")
-            return [_entry_of(entry, within) for entry in _recorded(block, first)]
+            return _read_each(block, lambda sample: _entry_of(sample.recorded(first), within))
     return block.values(name)
 
 
-def _recorded(block: Block, name: str) -> Iterator[Any]:
-    """Yield an entry of each sample's ctx. The field that records it is loaded if necessary."""
-    now = row_key()
+def _read_each(block: Block, read: Callable[[Sample], Any]) -> list[Any]:
+    """Return the result of a function for each sample. Chains that it reads get the key of that sample."""
+    values, holder = [], row_key()
     for sample in block.samples():
-        if now is not None:
-            now.key = sample.draw
-        yield sample.recorded(name)
+        if holder is not None:
+            holder.key = sample.draw
+        values.append(read(sample))
+    return values
 
 
 def _entry_of(entry: Any, within: Sequence[str]) -> Any:

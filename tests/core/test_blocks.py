@@ -59,6 +59,11 @@ class Getters:
         return f"text {index}"
 
 
+class Keyed(Getters, kdp.SampleSource):
+    def key_of(self, index: int) -> str:
+        return str(OTHER[0])
+
+
 ITEMS: list[Any] = [(number, f"text {number}") for number in range(SIZE)]
 SOURCES: dict[str, Any] = {
     "a list": lambda: kdp.from_dataset(ITEMS),
@@ -71,6 +76,7 @@ SOURCES: dict[str, Any] = {
     "a batch for DataLoader": lambda: kdp.from_dataset(Collating()),
     "a subset": lambda: kdp.from_dataset(Subset(Batched(), range(3, SIZE))),
     "getters": lambda: kdp.from_dataset(Getters()),
+    "keys": Keyed,
     "lists": lambda: kdp.from_dataset([[x, y] for x, y in ITEMS]),
     "odd items": lambda: kdp.from_dataset([{"x": 1, "y": 2}, *ITEMS[1:]]),
 }
@@ -174,10 +180,9 @@ RECORDING: dict[str, Any] = {
     "an entry": lambda pipe: pipe.record_ctx().transform("x", recorded).select("y ctx.seen"),
     "a function of the ctx": lambda pipe: pipe.transform("x", recorded).select("x ctx"),
     "a field": lambda pipe: pipe.record_ctx().add_field("z", lambda sample, rng: rng.random()).select("ctx z"),
-    "views": lambda pipe: pipe.record_ctx().transform("x", views=[[jittered], [jittered]]).select("x ctx"),
     "another chain": lambda pipe: (
         pipe.record_ctx().transform("x", reading_twice).transform("x", views=[[repr], [jittered]])
-    ).select("ctx.view_1 x"),
+    ).select("ctx.view_1 x ctx"),
     "global draws": lambda pipe: pipe.record_ctx().transform("x", lambda x: np.random.random()).select("x ctx"),
     "a frozen cache": lambda pipe: (
         pipe.record_ctx().transform("x", jittered).cache_in_memory(freeze_randomness=True).select("x ctx")
