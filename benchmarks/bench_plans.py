@@ -73,17 +73,15 @@ CHAINS: dict[str, Callable[[Any], Any]] = {
     "split by group": lambda source: dealt(kdp.split(source, train=0.9, val=0.1, by="group")[0]),
     "few_shot, its rest": lambda source: dealt(source.few_shot(1, rest=True)),
     "deal(num_batches=)": lambda source: dealt(source, num_batches=max(len(source) // 100, 1)),
-    "deal(order=)": lambda source: dealt(
-        source, shuffle=False, order=lambda epoch, rng: rng.permutation(len(source)).astype(np.int32)
+    "own_order": lambda source: dealt(
+        source, shuffle=False, batching=kdp.own_order(lambda epoch, rng: rng.permutation(len(source)).astype(np.int32))
     ),
-    "batches of classes": lambda source: dealt(
-        source, batch_size=None, batch_by="class", classes_per_batch=8, samples_per_class=4
-    ),
+    "batches of classes": lambda source: dealt(source, batch_size=None, batching=kdp.by_class(8, 4)),
     "mix, weights by epoch": lambda source: mixed(source, weights=lambda epoch: [2, 1 + epoch]),
     "mix(per_batch=)": lambda source: mixed(source, per_batch=[48, 16]),
     'mix(batches="per_source")': lambda source: mixed(source, batches="per_source"),
     "sample_weighted(temperature=)": lambda source: dealt(source.sample_weighted(temperature=2.0)),
-    "packing": lambda source: dealt(source, batch_size=8, batch_by="length", pack=True, max_tokens=4096),
+    "packing": lambda source: dealt(source, batch_size=8, batching=kdp.packed("length", 4096)),
     "join": joined,
 }
 

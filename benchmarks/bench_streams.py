@@ -150,7 +150,7 @@ def costs(root: str, urls: list[str]) -> list[str]:
     for num_workers, num_ranks in (*((number, 1) for number in WORKERS), (1, 2)):
         before = counts(root)
         for rank in range(num_ranks):
-            pipe = dealt(urls, global_batch_size=BATCH_SIZE, max_ranks=2)
+            pipe = dealt(urls, global_batch_size=BATCH_SIZE, split=kdp.lanes(max_ranks=2))
             pipe.apply_sharding(num_ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
             with kdp.Loader(pipe, num_workers=num_workers) as loader:
                 list(loader)

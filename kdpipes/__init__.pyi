@@ -17,6 +17,13 @@ from kdpipes.core.sample import Sample as Sample
 from kdpipes.core.sample_pipe import sample_pipe as sample_pipe
 from kdpipes.core.traits import Traits as Traits
 from kdpipes.delivery.batch_pipe import BatchPipe as BatchPipe
+from kdpipes.delivery.by_class import ByClass as by_class
+from kdpipes.delivery.by_length import ByLength as by_length
+from kdpipes.delivery.by_shard import ByShard as by_shard
+from kdpipes.delivery.by_value import ByValue as by_value
+from kdpipes.delivery.lanes import Lanes as lanes
+from kdpipes.delivery.own_order import OwnOrder as own_order
+from kdpipes.delivery.packed import Packed as packed
 from kdpipes.loader.loader import Loader as Loader
 from kdpipes.loader.rebuild_batch import rebuild_batch as rebuild_batch
 from kdpipes.loader.services import ProcessReadingService as ProcessReadingService
@@ -75,6 +82,10 @@ __all__ = [
     "ToTensor",
     "Traits",
     "WorkerError",
+    "by_class",
+    "by_length",
+    "by_shard",
+    "by_value",
     "class_counts",
     "concat",
     "doctor",
@@ -86,9 +97,12 @@ __all__ = [
     "functional_pipe",
     "image_folder",
     "index_shards",
+    "lanes",
     "open_cache",
     "open_records",
     "open_shards",
+    "own_order",
+    "packed",
     "plot_classes",
     "profile",
     "rebuild_batch",

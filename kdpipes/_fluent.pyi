@@ -14,6 +14,9 @@ from typing_extensions import Never
 
 from kdpipes.cache.store import CacheStats
 from kdpipes.core.map_pipe import MapPipe
+from kdpipes.delivery.batching import Batching
+from kdpipes.delivery.by_shard import ByShard
+from kdpipes.delivery.lanes import Lanes
 from kdpipes.look.peek import Peek
 from kdpipes.plan.mix import SourceShare
 from kdpipes.work.transform import RecordedTransform
@@ -183,15 +186,8 @@ class MapChain(MapDataPipe[Any]):
         batch_size: int | None = None,
         *,
         global_batch_size: int | None = None,
-        batch_by: str | None = None,
-        max_tokens: int | None = None,
-        pack: bool = False,
-        global_max_tokens: int | None = None,
-        classes_per_batch: int | None = None,
-        samples_per_class: int | None = None,
-        shuffle: bool | Literal["shards"] = False,
-        window: int | None = None,
-        order: Any = None,
+        batching: Batching | None = None,
+        shuffle: bool | Literal["shards"] | ByShard = False,
         num_batches: int | None = None,
         seed: int = 0,
         uneven: Literal["keep", "pad", "drop"] = "keep",
@@ -407,17 +403,11 @@ class IterChain(IterDataPipe[Any]):
         batch_size: int | None = None,
         *,
         global_batch_size: int | None = None,
-        batch_by: str | None = None,
-        max_tokens: int | None = None,
-        global_max_tokens: int | None = None,
-        shuffle: bool | Literal["shards"] = False,
-        window: int | None = None,
+        shuffle: bool | Literal["shards"] | ByShard = False,
         num_batches: int | None = None,
         seed: int = 0,
         uneven: Literal["keep", "pad", "drop"] = "keep",
-        split: Literal["auto", "lanes", "samples"] = "auto",
-        lanes: int | None = None,
-        max_ranks: int | None = None,
+        split: Literal["auto", "samples"] | Lanes = "auto",
         ranks: Literal["auto", 1] = "auto",
     ) -> IterChain: ...
     def collate_samples(

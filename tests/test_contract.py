@@ -164,9 +164,9 @@ def test_both_flavours_take_the_same_arguments() -> None:
             # A stream can neither leave out what earlier epochs had nor be read in an order of the user's.
             only_indexed = {
                 "mix": {"redraw", "temperature", "num_samples", "batches"},
-                "deal": {"order", "classes_per_batch", "samples_per_class", "pack"},
+                "deal": {"batching"},
             }.get(name, set())
-            assert indexed - only_indexed == stream - {"class_counts", "lanes", "max_ranks", "split"}, name
+            assert indexed - only_indexed == stream - {"class_counts", "split"}, name
 
 
 @every_pipe

@@ -50,7 +50,7 @@ def from_folder(folder: Path, urls: str, **cut: Any) -> Any:
 def from_shards(folder: Path, urls: str, **cut: Any) -> Any:
     source = kdp.open_shards(urls, class_names=PHOTO_CLASSES).rename_fields(x="jpg", y="cls")
     plan = source.filter_classes(valid=VALID).oversample(mode="exact")
-    return crops(plan).deal(**cut, shuffle="shards", window=70, seed=5).collate_samples()
+    return crops(plan).deal(shuffle=kdp.by_shard(window=70), seed=5, **cut).collate_samples()
 
 
 def from_stream(folder: Path, urls: str, **cut: Any) -> Any:
@@ -63,7 +63,7 @@ def from_records(folder: Path, urls: str, **cut: Any) -> Any:
     records = folder.with_name("records")
     kdp.write_records(kdp.image_folder(folder), records)  # the first time
     plan = kdp.open_records(records, block_size=9).filter_classes(valid=VALID).oversample(mode="exact")
-    return crops(plan).deal(**cut, shuffle="shards", window=50, seed=5).collate_samples()
+    return crops(plan).deal(shuffle=kdp.by_shard(window=50), seed=5, **cut).collate_samples()
 
 
 Chain = Callable[..., Any]

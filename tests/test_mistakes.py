@@ -73,7 +73,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         kdp.FieldError,
         r"`\.add_field\('width', lambda sample: sample\['json'\]\['width'\]\)`",
     ),
-    "buckets": (lambda: source().deal(batch_size=2, bucket=[1, 2]), TypeError, 'Write `batch_by="FIELD"`'),
+    "buckets": (lambda: source().deal(batch_size=2, bucket=[1, 2]), TypeError, "Write `batching=kdp.by_length"),
     "classes as the first argument of mixup": (
         lambda: list(source().select("x y").deal(batch_size=2).collate_samples().mixup(8, image="x")),
         (ValueError, TypeError),

@@ -67,11 +67,11 @@ def test_the_typed_flavour_is_that_of_the_pipe_that_is_made(flavour: str) -> Non
 def test_both_flavours_of_a_name_agree_in_their_parameters() -> None:
     indexed, streamed = pipes("map"), pipes("iter")
     for name in sorted(set(indexed) & set(streamed)):
-        only_streams = {"class_counts", "lanes", "max_ranks", "split"}
+        only_streams = {"class_counts", "split"}
         shared = [entry for entry in real_shape(streamed[name]) if entry[0] not in only_streams]
         only_indexed = {
             "mix": {"redraw", "temperature", "num_samples", "batches"},
-            "deal": {"order", "classes_per_batch", "samples_per_class", "pack"},
+            "deal": {"batching"},
         }.get(name, set())
         assert shared == [entry for entry in real_shape(indexed[name]) if entry[0] not in only_indexed], name
 

@@ -115,7 +115,7 @@ def shard_chain(birds: Path, **cut: Any) -> Any:
 def record_chain(birds: Path, **cut: Any) -> Any:
     kdp.write_records(kdp.image_folder(birds / "folder"), birds / "records")  # the first time
     plan = kdp.open_records(birds / "records").filter_classes(valid=["gull", "heron"]).oversample()
-    return _crops(plan.repeat_until(min_size=37)).deal(**cut, shuffle="shards", window=12, seed=2)
+    return _crops(plan.repeat_until(min_size=37)).deal(shuffle=kdp.by_shard(window=12), seed=2, **cut)
 
 
 def stream_chain(birds: Path, **cut: Any) -> Any:

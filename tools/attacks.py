@@ -60,7 +60,7 @@ def shards_of(draw: random.Random, urls: Any) -> Any:
     """Return a random chain that reads shards."""
     if draw.random() < 0.5:
         return kdp.open_shards(urls).select("key jpg cls").deal(batch_size=16, shuffle=True, seed=draw.randrange(99))
-    return kdp.stream_shards(urls).select("key jpg cls").deal(batch_size=16, lanes=draw.choice([1, 4]))
+    return kdp.stream_shards(urls).select("key jpg cls").deal(batch_size=16, split=kdp.lanes(draw.choice([1, 4])))
 
 
 def replaced_shards(draw: random.Random, folder: Path) -> str:

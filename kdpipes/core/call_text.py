@@ -80,7 +80,9 @@ def shown_value(value: Any, depth: int = 0) -> str:
     if isinstance(value, _FUNCTIONS):
         return value.__name__.replace("<lambda>", "lambda")
     arguments = list(arguments_of(value, depth + 1)) if depth < 2 else []  # objects may refer to their parents
-    return _shortened(f"{type(value).__name__}({', '.join(arguments)})")
+    call = getattr(type(value), "call", None)  # such as `kdp.by_length`
+    name = call if isinstance(call, str) else type(value).__name__
+    return _shortened(f"{name}({', '.join(arguments)})")
 
 
 def _is_of_library(value: Any) -> bool:

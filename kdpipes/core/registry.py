@@ -16,17 +16,19 @@ Flavour = Literal["map", "iter"]
 _BASES: dict[str, Any] = {"map": MapDataPipe, "iter": IterDataPipe}
 _INDEXED_ONLY = " It needs an indexed source, like `kdp.open_shards`; this is a stream."
 _INSTEAD = {  # hints for arguments that a pipe does not have
-    **{("deal", name): _INDEXED_ONLY for name in ("num_batches", "order", "classes_per_batch", "samples_per_class")},
+    ("deal", "batching"): _INDEXED_ONLY,
     **{
-        ("deal", name): ' Write `batch_by="FIELD"`, for batches of samples of similar lengths.'
-        for name in ("bucket", "buckets", "bucket_by", "length")
+        ("deal", name): ' Write `batching=kdp.by_length("FIELD", max_tokens=...)`.'
+        for name in ("batch_by", "bucket", "buckets", "bucket_by", "length", "max_tokens")
     },
+    **{("deal", name): " Write `batching=kdp.own_order(...)`." for name in ("order", "sampler")},
+    **{("deal", name): " Write `split=kdp.lanes(...)`, on a stream." for name in ("lanes", "max_ranks")},
+    ("deal", "window"): " Write `shuffle=kdp.by_shard(window=...)`.",
     ("shuffle", "buffer_size"): " It is for streams. Shuffle an indexed chain with `.deal(shuffle=True)`.",
     ("deal", "drop_last"): ' Write `uneven="drop"`.',
     ("deal", "num_workers"): " Pass it to the loader: `kdp.Loader(chain, num_workers=...)`.",
     ("deal", "collate_fn"): " Add `.collate_samples()` or `.map(function)` after it.",
     ("deal", "pin_memory"): ' End the chain with `.to_device("cuda")`.',
-    ("deal", "sampler"): " Choose samples with `.sample_weighted(...)` or `.subset(...)` before it.",
 }
 _POSITIONAL = {  # hints for arguments that were passed without a name
     "take_percent": " `to_percent=0.5` takes the first half.",

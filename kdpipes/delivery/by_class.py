@@ -13,39 +13,56 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.labels import RANGES, are_classes, as_classes
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.randomness import generator, hash_key
-from kdpipes.delivery.cut import Cut, Epoch
+from kdpipes.delivery.batching import Arguments, Batching, Epoch
 from kdpipes.delivery.layout import Sharding
 
 
-class ClassCut(Cut):
-    """Batches of `classes_per_batch` classes with `samples_per_class` samples each, all of them full.
+class ByClass(Batching):
+    """Batches of some samples of some classes: `deal(batching=kdp.by_class(classes=8, samples_per_class=4))`.
+
+    They are for metric and contrastive learning. One class follows the other, and no batch has a class twice. An epoch
+    has as many such batches as the data allows, all of them full; the samples that remain of a class are left out, and
+    are different ones in each shuffled epoch. Classes with fewer than `samples_per_class` samples are left out with a
+    warning.
 
     Args:
-        classes_per_batch: The number of classes in a batch of one rank.
+        classes: The number of classes in a batch of one rank.
         samples_per_class: The number of samples of each of these classes.
-        is_shuffled: Whether each epoch has its own order.
+
+    Raises:
+        ValueError: An argument is less than 1; or, when `deal` is called, it has a batch size, too.
+        DataError: When the labels are read: too few classes have enough samples.
+
+    Example:
+        >>> numbers = kdp.from_dataset([(n, n % 3) for n in range(9)])
+        >>> list(numbers.select("y").deal(batching=kdp.by_class(classes=2, samples_per_class=2), seed=1))[0]
+        [(0,), (0,), (1,), (1,)]
     """
 
-    fixed_by = 'deal(batch_by="class")'
+    call = "kdp.by_class"
+    rejects = ("batch_size", "global_batch_size", "num_batches", "uneven")
+    fixed_by = "kdp.by_class(...)"
 
-    def __init__(self, classes_per_batch: int, samples_per_class: int, *, is_shuffled: bool) -> None:
-        super().__init__("drop", is_shuffled=is_shuffled)
-        self.classes_per_batch = check_count("classes_per_batch", classes_per_batch)
+    def __init__(self, classes: int, samples_per_class: int) -> None:
+        self.classes = check_count("classes", classes)
         self.samples_per_class = check_count("samples_per_class", samples_per_class)
-        self.batch_size = self.classes_per_batch * self.samples_per_class
+        self.batch_size = self.classes * self.samples_per_class
+
+    def set_up(self, source: Any, arguments: Arguments) -> None:
+        self.uneven = "drop"
 
     def prepare(self, source: Any, num_ranks: int) -> Any:
         self.fix(source)
         return self._once(lambda: ClassOrder(_labels(source), self))
 
     def fingerprint(self) -> Any:
-        return self.classes_per_batch, self.samples_per_class
+        return self.classes, self.samples_per_class
 
     def batch_size_of(self, num_ranks: int) -> int:
         return self.batch_size
 
     def sizes(self, num_ranks: int) -> dict[str, Any]:
-        return {"batch_by": "class", "batch_size": self.batch_size, "num_ranks": num_ranks}
+        return {"batching": self.call, "batch_size": self.batch_size, "num_ranks": num_ranks}
 
     def num_batches(self, source: Any, num_ranks: int) -> int:
         return int(self.prepare(source, num_ranks).num_batches // num_ranks)
@@ -57,35 +74,35 @@ class ClassCut(Cut):
     def why_empty(self, epoch: Epoch, num_ranks: int) -> str:
         made = epoch.num_samples // self.batch_size
         return (
-            f'`deal(batch_by="class")` can make {counted(made, "batch")}, but there are {num_ranks} ranks, so no rank '
-            f"gets a batch. Use at most {counted(made, 'rank')}, or smaller batches."
+            f"`kdp.by_class(...)` can make {counted(made, 'batch')}, but there are {num_ranks} ranks, so no rank gets "
+            f"a batch. Use at most {counted(made, 'rank')}, or smaller batches."
         )
 
 
 class ClassOrder(Fingerprinted):
     """The classes of the samples, from the label of each, and how many batches they make."""
 
-    def __init__(self, labels: NDArray[Any], cut: ClassCut) -> None:
+    def __init__(self, labels: NDArray[Any], batching: ByClass) -> None:
         classes, numbers = number_classes(labels)
-        num_groups = np.bincount(numbers, minlength=len(classes)) // cut.samples_per_class
+        num_groups = np.bincount(numbers, minlength=len(classes)) // batching.samples_per_class
         is_unlabelled = classes == missing_of(classes)
         is_rare = (num_groups == 0) & ~is_unlabelled
         num_groups[is_unlabelled] = 0
         num_classes = int((num_groups > 0).sum())
-        if num_classes < cut.classes_per_batch:
+        if num_classes < batching.classes:
             raise DataError(
-                f"`deal(classes_per_batch={cut.classes_per_batch})` needs as many classes with at least "
-                f"{counted(cut.samples_per_class, 'sample')} each, but there are {num_classes}. Take fewer "
+                f"`kdp.by_class(classes={batching.classes})` needs as many classes with at least "
+                f"{counted(batching.samples_per_class, 'sample')} each, but there are {num_classes}. Take fewer "
                 'classes, or fewer samples per class; `.oversample(mode="exact")` repeats the samples of rare classes.'
             )
         if is_rare.any():
             named = ", ".join(map(str, classes[is_rare][:5].tolist()))
             warn(
-                f'`deal(batch_by="class")` leaves out {counted(int(is_rare.sum()), "class")} with fewer than '
-                f"{counted(cut.samples_per_class, 'sample')}: {named}{', ...' if is_rare.sum() > 5 else ''}.",
+                f"`kdp.by_class(...)` leaves out {counted(int(is_rare.sum()), 'class')} with fewer than "
+                f"{counted(batching.samples_per_class, 'sample')}: {named}{', ...' if is_rare.sum() > 5 else ''}.",
             )
         self.numbers: NDArray[Any] = numbers
-        self.num_batches = _num_batches(num_groups, cut.classes_per_batch)
+        self.num_batches = _num_batches(num_groups, batching.classes)
         self.num_groups = np.minimum(num_groups, self.num_batches)  # more cannot lie in batches of their own
 
     def __len__(self) -> int:
@@ -95,12 +112,12 @@ class ClassOrder(Fingerprinted):
         return self.numbers, self.num_groups
 
 
-def _num_batches(num_groups: NDArray[Any], classes_per_batch: int) -> int:
+def _num_batches(num_groups: NDArray[Any], classes: int) -> int:
     """Return the largest number of batches of distinct classes, if class c has `num_groups[c]` groups of samples."""
-    low, high = 1, int(num_groups.sum()) // classes_per_batch
+    low, high = 1, int(num_groups.sum()) // classes
     while low < high:
         middle = (low + high + 1) // 2
-        fits = int(np.minimum(num_groups, middle).sum()) >= classes_per_batch * middle
+        fits = int(np.minimum(num_groups, middle).sum()) >= classes * middle
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
@@ -122,34 +139,34 @@ class ClassEpoch(Epoch):
     lies in two slots gives its groups to different batches.
 
     Args:
-        cut: The classes and samples of a batch.
+        batching: The classes and samples of a batch.
         order: The samples by class.
         sharding: The rank and the number of ranks: batch b of rank r of R is batch b * R + r of all.
         key: The seed and the epoch.
     """
 
-    def __init__(self, cut: ClassCut, order: ClassOrder, sharding: Sharding, key: tuple[int, int]) -> None:
-        self._cut, self._order, self._sharding, self._key = cut, order, sharding, key
+    def __init__(self, batching: ByClass, order: ClassOrder, sharding: Sharding, key: tuple[int, int]) -> None:
+        self._batching, self._order, self._sharding, self._key = batching, order, sharding, key
         self.num_batches = order.num_batches // sharding.num_ranks
-        self.full_size = cut.batch_size * sharding.num_ranks
-        self.num_samples = order.num_batches * cut.batch_size
+        self.full_size = batching.batch_size * sharding.num_ranks
+        self.num_samples = order.num_batches * batching.batch_size
         self._positions: NDArray[Any] | None = None  # of all batches; made when the first is asked for
 
     def ordinals(self, batch: int) -> range:
-        start = (batch * self._sharding.num_ranks + self._sharding.rank) * self._cut.batch_size
-        return range(start, start + self._cut.batch_size)
+        start = (batch * self._sharding.num_ranks + self._sharding.rank) * self._batching.batch_size
+        return range(start, start + self._batching.batch_size)
 
     def positions(self, batch: int) -> NDArray[Any]:
         if self._positions is None:
-            self._positions = _arranged(self._order, self._cut, hash_key("classes", *self._key))
+            self._positions = _arranged(self._order, self._batching, hash_key("classes", *self._key))
         found: NDArray[Any] = self._positions[batch * self._sharding.num_ranks + self._sharding.rank]
         return found
 
 
-def _arranged(order: ClassOrder, cut: ClassCut, key: bytes) -> NDArray[Any]:
+def _arranged(order: ClassOrder, batching: ByClass, key: bytes) -> NDArray[Any]:
     """Return the positions of all batches of an epoch, `[num_batches, batch_size]`."""
     rng = generator(key)
-    per_class, num_batches = cut.samples_per_class, order.num_batches
+    per_class, num_batches = batching.samples_per_class, order.num_batches
     shuffled = rng.permutation(len(order.numbers)).astype(smallest_int(len(order.numbers)))
     turns = rng.permutation(len(order.num_groups))  # the place of each class in the sequence
     kind = np.uint16 if len(turns) <= 1 << 16 else smallest_int(len(turns))  # NumPy sorts 16 bits in linear time
@@ -160,18 +177,18 @@ def _arranged(order: ClassOrder, cut: ClassCut, key: bytes) -> NDArray[Any]:
     wanted[turns] = order.num_groups
     ends = np.cumsum(sizes) - sizes + np.minimum(wanted * per_class, sizes)
     is_taken = np.arange(len(sequence), dtype=shuffled.dtype) < np.repeat(ends.astype(shuffled.dtype), sizes)
-    number = num_batches * cut.classes_per_batch  # of groups
+    number = num_batches * batching.classes  # of groups
     chosen = shuffled[sequence[is_taken]][: number * per_class]
-    groups = chosen.reshape(cut.classes_per_batch, num_batches, per_class)
-    owners = np.repeat(np.arange(len(turns)), wanted)[:number].reshape(cut.classes_per_batch, num_batches)
-    batches = np.empty((num_batches, cut.classes_per_batch, per_class), dtype=groups.dtype)
+    groups = chosen.reshape(batching.classes, num_batches, per_class)
+    owners = np.repeat(np.arange(len(turns)), wanted)[:number].reshape(batching.classes, num_batches)
+    batches = np.empty((num_batches, batching.classes, per_class), dtype=groups.dtype)
     places = rng.permutation(num_batches)
     batches[places, 0] = groups[0]
-    for slot in range(1, cut.classes_per_batch):
+    for slot in range(1, batching.classes):
         taken = places[owners[slot - 1] == owners[slot, 0]]  # the batches that the class has groups in already
         places = _apart(rng.permutation(num_batches), taken, int((owners[slot] == owners[slot, 0]).sum()))
         batches[places, slot] = groups[slot]
-    return batches.reshape(num_batches, cut.batch_size)
+    return batches.reshape(num_batches, batching.batch_size)
 
 
 def _apart(places: NDArray[Any], taken: NDArray[Any], number: int) -> NDArray[Any]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import Permutation, smallest_int
-from kdpipes.core.errors import DataError, check_choice, check_count, must_be
+from kdpipes.core.errors import DataError, check_count, must_be, reject_field
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.map_pipe import indexed
 from kdpipes.core.randomness import hash_key
-from kdpipes.delivery.cut import Cut, Epoch
-from kdpipes.delivery.layout import Sharding, Uneven, share_out
+from kdpipes.delivery.batching import Arguments, Batching, Epoch
+from kdpipes.delivery.layout import Sharding, share_out
 
 _GLOBAL = "global_"
 # Samples are shuffled in buckets. In a bucket, the longest sample is at most this many times as long as the shortest,
@@ -23,38 +23,62 @@ _SPREAD = 1.1
 _NUM_BATCHES = 4
 
 
-class LengthCut(Cut):
-    """Batches of samples of similar length.
+class ByLength(Batching):
+    """Batches of samples of similar length: `deal(batching=kdp.by_length("length", max_tokens=4096))`.
 
-    The tokens of a batch are counted with all samples padded to the longest. A length counts as at least 1.
+    A batch has as many samples as fit. Its tokens are counted with all samples padded to the longest. A length counts
+    as at least 1. Without `shuffle`, the longest samples come first. With it, the samples of a batch are drawn from
+    those of similar length (longer by up to a tenth, or more if there are few), and the batches are shuffled.
 
     Args:
-        column: The name of the field with the lengths.
-        limits: `max_tokens` and `batch_size` for the batch of one rank, or `global_max_tokens` and `global_batch_size`
-            for all ranks together; None for no limit.
-        uneven: What to do with a short last batch: "keep", "pad" or "drop" it.
-        is_shuffled: Whether samples of similar length are shuffled, which costs some padding.
+        field: The name of the field that holds the length of each sample, an integer. It is read once for all samples.
+            It need not be selected, and `.add_field` can compute it. Lengths must not be random.
+        max_tokens: The maximum size of a batch of one rank, including padding: the number of its samples times the
+            largest length. `batch_size` of `deal` may be given as well, or instead, and limits the number of samples.
+        global_max_tokens: The maximum size of the batches of all ranks together, in place of `max_tokens`. It works for
+            any number of ranks. The samples are shared out evenly, so that the part of a rank may exceed its share by
+            less than one sample. `global_batch_size` may be given as well, or instead.
+
+    Memory: Four bytes for each sample, shared by the workers, and 16 bytes for each batch.
+
+    Raises:
+        ValueError: When `deal` is called: no limit is given, or limits of one rank and of all ranks together.
+        DataError: When the lengths are read: a sample is longer than `max_tokens`, or its length is no integer.
+
+    Source: `max_tokens` is fairseq's.
+
+    Example:
+        >>> texts = kdp.from_dataset(["to be or not", "to be", "that is", "the question"], "x")
+        >>> texts = texts.add_field("length", lambda sample: len(sample["x"].split()))
+        >>> list(texts.select("x").deal(batching=kdp.by_length("length", max_tokens=6)))
+        [[('to be or not',)], [('to be',), ('that is',), ('the question',)]]
     """
 
-    fixed_by = "deal(batch_by=...)"
+    call = "kdp.by_length"
+    rejects = ("num_batches",)
+    fixed_by = "kdp.by_length(...)"
     substitutes = False
 
-    def __init__(self, column: str, limits: Mapping[str, int | None], uneven: Uneven, *, is_shuffled: bool) -> None:
-        super().__init__(uneven, is_shuffled=is_shuffled)
-        self._column = check_column(column)
-        self._limits = {name: check_count(name, limit) for name, limit in limits.items() if limit is not None}
+    def __init__(self, field: str, *, max_tokens: int | None = None, global_max_tokens: int | None = None) -> None:
+        self.field = check_field(field)
+        self.max_tokens, self.global_max_tokens = max_tokens, global_max_tokens
+        self._limits = _given(max_tokens=max_tokens, global_max_tokens=global_max_tokens)
+
+    def set_up(self, source: Any, arguments: Arguments) -> None:
+        sizes = _given(batch_size=arguments.batch_size, global_batch_size=arguments.global_batch_size)
+        self._limits = sizes | self._limits
         if len({name.startswith(_GLOBAL) for name in self._limits}) != 1:
             given = " and ".join(f"`{name}`" for name in self._limits) or "none of them"
             raise ValueError(
-                "`deal(batch_by=...)` takes `max_tokens`, `batch_size` or both; or `global_max_tokens`, "
+                "`kdp.by_length(...)` needs `max_tokens`, `batch_size` of `deal` or both; or `global_max_tokens`, "
                 f"`global_batch_size` or both; but got {given}."
             )
-        check_choice("uneven", uneven, ("keep", "pad", "drop"))
         self.is_global = any(name.startswith(_GLOBAL) for name in self._limits)
+        reject_missing(source, self.field)
 
     def prepare(self, source: Any, num_ranks: int) -> Any:
         self.fix(source)
-        order = self._once(lambda: read_lengths(source, self._column))
+        order = self._once(lambda: read_lengths(source, self.field))
         self._reject_long(source, order, num_ranks)
         return order
 
@@ -62,7 +86,7 @@ class LengthCut(Cut):
         return self.uneven, _SPREAD, _NUM_BATCHES
 
     def sizes(self, num_ranks: int) -> dict[str, Any]:
-        limits = {"batch_by": self._column, **self._limits}
+        limits = {"batching": self.call, "field": self.field, **self._limits}
         return limits if self.is_global else {**limits, "num_ranks": num_ranks}
 
     def num_batches(self, source: Any, num_ranks: int) -> int:
@@ -86,19 +110,33 @@ class LengthCut(Cut):
             return
         limits = ", ".join(f"{name}={limit}" for name, limit in self._limits.items())
         if not self.num_samples(1, num_ranks):
-            raise ValueError(f"`deal({limits})` leaves some of {num_ranks} ranks without samples. Raise the limit.")
+            raise ValueError(
+                f"`{self.call}({limits})` leaves some of {num_ranks} ranks without samples. Raise the limit."
+            )
         raise DataError(
-            f"Sample {source.fetch(int(order.positions[0])).key!r} has {self._column} {order.length_at(0)}: with "
-            f"`deal({limits})`, a batch cannot hold one such sample for every rank. Leave such samples out, "
-            f"`pipe[pipe.column({self._column!r}) <= limit]`, or raise the limit."
+            f"Sample {source.fetch(int(order.positions[0])).key!r} has {self.field} {order.length_at(0)}: with "
+            f"`{self.call}({limits})`, a batch cannot hold one such sample for every rank. Leave such samples out, "
+            f"`pipe[pipe.column({self.field!r}) <= limit]`, or raise the limit."
         )
 
 
-def check_column(column: Any) -> str:
-    """Return the name of the field with the lengths; raise an error if it is not a name."""
-    if not isinstance(column, str):
-        raise TypeError(must_be("batch_by", 'the name of a field, like "length"', column))
-    return column
+def _given(**limits: int | None) -> dict[str, int]:
+    return {name: check_count(name, limit) for name, limit in limits.items() if limit is not None}
+
+
+def check_field(field: Any) -> str:
+    """Return the name of a field; raise TypeError if it is none."""
+    if not isinstance(field, str):
+        raise TypeError(must_be("field", 'the name of a field, like "length"', field))
+    return field
+
+
+def reject_missing(source: Any, field: str) -> None:
+    """Raise FieldError if the source is known not to have a field."""
+    known = indexed(source, "deal", takes_samples=False).field_names()
+    if known is not None and field not in known:
+        hint = f'`.add_field({field!r}, lambda sample: len(sample["x"]))` adds one, for example.'
+        reject_field(field, "The source", known, hint)
 
 
 class LengthOrder(Fingerprinted):
@@ -130,16 +168,16 @@ class LengthOrder(Fingerprinted):
         number = len(self._values) - int(np.searchsorted(self._values, length))
         return int(self._stops[number - 1]) if number else 0
 
-    def buckets(self, cut: LengthCut, num_ranks: int) -> _Buckets:
+    def buckets(self, batching: ByLength, num_ranks: int) -> _Buckets:
         """Return how to divide an epoch, computed once for each number of ranks."""
         if num_ranks not in self._buckets:
-            self._buckets[num_ranks] = _Buckets(self, cut, num_ranks)
+            self._buckets[num_ranks] = _Buckets(self, batching, num_ranks)
         return self._buckets[num_ranks]
 
 
-def read_lengths(source: Any, column: str) -> LengthOrder:
+def read_lengths(source: Any, field: str) -> LengthOrder:
     """Return the samples of an indexed source by length; raise DataError if one is not an integer of at least 0."""
-    lengths = source.column(column)
+    lengths = source.column(field)
     if lengths.dtype.kind in "iu":
         wrong = lengths < 0
     elif lengths.dtype.kind == "f":
@@ -149,8 +187,8 @@ def read_lengths(source: Any, column: str) -> LengthOrder:
     if wrong.any():
         place = int(np.flatnonzero(wrong)[0])
         raise DataError(
-            f"`batch_by` must be a field of integers of at least 0, but sample {source.fetch(place).key!r} has "
-            f"{column} {lengths[place]!r}. Add a field for the length: "
+            f"{field!r} must hold integers of at least 0, but sample {source.fetch(place).key!r} has "
+            f"{field} {lengths[place]!r}. Add a field for the length: "
             '`.add_field("length", lambda sample: len(sample["x"]))`.'
         )
     return LengthOrder(lengths)
@@ -163,10 +201,10 @@ class _Buckets:
     from `first_batches[n]` to `first_batches[n + 1]`. Only the last batch of the last bucket may be short.
     """
 
-    def __init__(self, order: LengthOrder, cut: LengthCut, num_ranks: int) -> None:
+    def __init__(self, order: LengthOrder, batching: ByLength, num_ranks: int) -> None:
         starts, sizes = [0], list[int]()
         while starts[-1] < len(order):
-            size, stop = _next_bucket(order, cut, num_ranks, starts[-1], sizes[-1] if sizes else 1)
+            size, stop = _next_bucket(order, batching, num_ranks, starts[-1], sizes[-1] if sizes else 1)
             starts.append(stop)
             sizes.append(size)
         self.starts, self.sizes = np.asarray(starts), np.asarray(sizes, dtype=np.int64)
@@ -181,21 +219,21 @@ class _Buckets:
         return self.num_batches - (uneven == "drop" and self.short > 0)
 
 
-def _next_bucket(order: LengthOrder, cut: LengthCut, num_ranks: int, start: int, previous: int) -> tuple[int, int]:
+def _next_bucket(order: LengthOrder, batching: ByLength, num_ranks: int, start: int, previous: int) -> tuple[int, int]:
     """Return the size of the global batches of the bucket that begins at `start`, and the end of the bucket.
 
     With a global limit, sizes must not depend on the number of ranks. They are at least `previous`, the size in the
     bucket before, which has a sample for every rank.
     """
     unit = smallest = num_ranks
-    if cut.is_global:
+    if batching.is_global:
         unit, smallest = 1, previous
     longest, rest = order.length_at(start), len(order) - start
-    size = cut.num_samples(longest, num_ranks)
+    size = batching.num_samples(longest, num_ranks)
     if not start:
         # Fewer samples than ranks are padded, so that every rank gets one.
         size = min(size, max(-(-rest // unit) * unit, num_ranks))
-    if not cut.is_shuffled:
+    if not batching.is_shuffled:
         like, least = order.num_above(longest) - start, 1
     else:
         like, least = order.num_above(math.ceil(longest / _SPREAD)) - start, _NUM_BATCHES
@@ -211,23 +249,23 @@ class LengthEpoch(Epoch):
     In a shuffled epoch, the batches and the samples within each bucket are shuffled. A short last batch stays last.
 
     Args:
-        cut: How to divide the epoch into batches.
-        order: The samples in the order of their lengths, none longer than the cut allows.
+        batching: How to divide the epoch into batches.
+        order: The samples in the order of their lengths, none longer than it allows.
         sharding: The rank and the number of ranks.
         key: The seed and the epoch of a shuffled order; None if the epoch is not shuffled, or only counted.
     """
 
     def __init__(
-        self, cut: LengthCut, order: LengthOrder, sharding: Sharding, key: tuple[int, int] | None = None
+        self, batching: ByLength, order: LengthOrder, sharding: Sharding, key: tuple[int, int] | None = None
     ) -> None:
-        self._order, self._is_padded, self._sharding, self._key = order, cut.uneven == "pad", sharding, key
-        self._buckets = buckets = order.buckets(cut, sharding.num_ranks)
+        self._order, self._is_padded, self._sharding, self._key = order, batching.uneven == "pad", sharding, key
+        self._buckets = buckets = order.buckets(batching, sharding.num_ranks)
         self.num_samples = len(order)
-        self.num_batches = buckets.num_kept(cut.uneven)
+        self.num_batches = buckets.num_kept(batching.uneven)
         self.full_size = int(buckets.sizes[-1]) if len(buckets.sizes) else 0
         self._numbers = np.arange(self.num_batches)
         if key is not None:
-            is_short_kept = buckets.short > 0 and cut.uneven != "drop"
+            is_short_kept = buckets.short > 0 and batching.uneven != "drop"
             shuffled = self._numbers[: self.num_batches - is_short_kept]
             shuffled[:] = Permutation(len(shuffled), key=hash_key("order", *key))[shuffled]
         sizes = self._sizes(self._numbers)

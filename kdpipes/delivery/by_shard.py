@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import Permutation, smallest_int
-from kdpipes.core.errors import ChainError
+from kdpipes.core.call_text import shown_value
+from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import in_windows, ranges
@@ -18,6 +20,45 @@ from kdpipes.core.randomness import hash_key
 
 _NUM_SHARDS = 8  # whose samples a window has by default
 _KEPT_WINDOWS = 4  # permutations: a batch may lie across windows, and later ones are prefetched
+
+
+@dataclass(frozen=True)
+class ByShard:
+    """Read shard after shard in each epoch, and shuffle the samples within windows: `deal(shuffle=kdp.by_shard())`.
+
+    It is for remote shards, and for shards that do not fit in memory. `deal(shuffle="shards")` is short for it.
+
+    Args:
+        window: The minimum number of samples that are mixed at a time; by default, those of 8 shards. A cache of whole
+            shards (`open_shards(cache_dir=)`) must be large enough for the shards of a window.
+
+    Mixing: Each epoch has a new order of the shards. Their samples are cut into windows, and each window is permuted.
+        A batch is drawn evenly from one window, so samples that are farther apart than a window never meet. On average,
+        two neighbors in a shard end up a third of a window apart. Shards whose samples are sorted, for example by
+        class, need a window of many shards, or `deal(shuffle=True)`.
+
+    Memory: 8 bytes for each shard, and four bytes for each sample if pipes upstream change the order of the shards.
+
+    Raises:
+        ValueError: `window` is less than 1.
+
+    Example:
+        >>> shards = kdp.open_records("doctest_words")
+        >>> loader = kdp.Loader(shards.deal(batch_size=2, shuffle=kdp.by_shard(window=10_000)))
+    """
+
+    call: ClassVar[str] = "kdp.by_shard"
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            object.__setattr__(self, "window", check_count("window", self.window))  # converts NumPy integers
+
+    def __repr__(self) -> str:
+        return shown_value(self)
+
+
+Shuffle = bool | Literal["shards"] | ByShard
 
 
 class ShardOrder(Fingerprinted):

@@ -13,8 +13,8 @@ from kdpipes.core.errors import ChainError, DataError
 from kdpipes.core.map_pipe import BatchShares, MapPipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
-from kdpipes.delivery.cut import Epoch, EqualCut, EqualEpoch
-from kdpipes.delivery.layout import Layout, Sharding
+from kdpipes.delivery.batching import Arguments, Epoch, EqualBatching, EqualEpoch
+from kdpipes.delivery.layout import Sharding
 
 
 def shares_of(source: Any) -> BatchShares | None:
@@ -31,23 +31,31 @@ def shares_of(source: Any) -> BatchShares | None:
     return None
 
 
-class SourceCut(EqualCut):
+class BySource(EqualBatching):
     """Batches of equal size with fixed shares of the sources of a `mix`.
 
     Args:
-        layout: The sizes of batches.
         shares: The shares of the sources that the mix asks for.
-        is_shuffled: Whether each epoch has its own order.
     """
 
-    def __init__(self, layout: Layout, shares: BatchShares, *, is_shuffled: bool) -> None:
-        super().__init__(layout, is_shuffled=is_shuffled)
-        self._shares = shares
+    call = "mix"
+    rejects = ("num_batches",)
+
+    def __init__(self, shares: BatchShares) -> None:
+        self.shares = shares
+
+    def set_up(self, source: Any, arguments: Arguments) -> None:
+        super().set_up(source, arguments)
+        if not isinstance(arguments.shuffle, bool):
+            raise ValueError(
+                "`shuffle` must be True or False after `mix(per_batch=...)` or `mix(batches=...)`, which compose the "
+                "batches."
+            )
 
     def prepare(self, source: Any, num_ranks: int) -> Any:
         # Each batch of a rank is composed, or each global batch if its size is given.
         size = self._layout.batch_size or self._layout.size_of(num_ranks)
-        return self._once(lambda: SourceOrder(source.source_numbers(), self._shares, size))
+        return self._once(lambda: SourceOrder(source.source_numbers(), self.shares, size))
 
     def num_batches(self, source: Any, num_ranks: int) -> int:
         return self._layout.num_batches(self._size(source, num_ranks), num_ranks)

@@ -42,11 +42,11 @@ class SampleCollatorIterDataPipe(OneToOne):
     Args:
         source_datapipe: A stream of lists, as from `deal`.
         pad: The values that fill up fields of varying shape, by field name: `{"x": 0}`. Each dimension is padded at its
-            end to the largest size in the batch. After `deal(pack=True)`, these fields are sequences with the length
-            that `batch_by` names. The sequences of a row are joined and filled up: `[rows, max_tokens]`. Two fields
-            `[rows, max_tokens] int64` are added at the end: `segment_ids`, 1 for the first sample of a row, 2 for the
-            next, 0 where the row is filled up; and `positions`, which count from 0 within each sample. Other fields
-            have one value per sample.
+            end to the largest size in the batch. After `deal(batching=kdp.packed(...))`, these fields are
+            sequences of the length that `kdp.packed` names. The sequences of a row are joined and filled up:
+            `[rows, max_tokens]`. Two fields `[rows, max_tokens] int64` are added at the end: `segment_ids`, 1 for the
+            first sample of a row, 2 for the next, 0 where the row is filled up; and `positions`, which count from 0
+            within each sample. Other fields have one value per sample.
         memory_format: "channels_last" gives batches of images `[B, C, H, W]` the strides of
             `torch.channels_last`, which convolutions on GPUs prefer. Images are copied without being transposed. Fields
             that are tensors `[C, H, W]` are treated as images; all values are the same.
@@ -92,7 +92,7 @@ class SampleCollatorIterDataPipe(OneToOne):
         self._row_size = None if dealer is None else dealer.row_size()
         if self._row_size is not None and not (names and self._pad):
             raise ChainError(
-                "`collate_samples` after `deal(pack=True)` must know which fields to join: select fields before "
+                "`collate_samples` after `kdp.packed(...)` must know which fields to join: select fields before "
                 '`deal`, and write `.collate_samples(pad={"x": 0})`.'
             )
         unknown = next((name for name in self._pad if names and name not in names), None)
@@ -181,7 +181,7 @@ def row_places(lengths: Sequence[int], row_size: int) -> list[tuple[int, int]]:
     for length in lengths:
         if length > row_size:
             raise DataError(
-                f"A sample has {length} tokens, more than the {row_size} of a row. The field that `batch_by` names "
+                f"A sample has {length} tokens, more than the {row_size} of a row. The field that `kdp.packed` names "
                 "must be the length of the fields in `pad`."
             )
         if filled + max(length, 1) > row_size:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch.utils.data import get_worker_info
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_choice, check_count, must_be
+from kdpipes.core.errors import ChainError, DataError, check_count, must_be
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams, with_failures, with_lost_shards
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.operation import Operation, Step
@@ -26,13 +26,14 @@ from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.torch_pipes import IterDataPipe, Shuffler
 from kdpipes.core.traits import UNDECLARED
-from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Shuffle, items_at_once
+from kdpipes.delivery.by_shard import ByShard, Shuffle
+from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, items_at_once
 from kdpipes.delivery.lanes import (
-    DEFAULT_LANES,
     Cursor,
     KeptLanes,
     Lane,
     LanePlan,
+    Lanes,
     Passes,
     Shards,
     hash_of_sample,
@@ -43,7 +44,7 @@ from kdpipes.delivery.lanes import (
 from kdpipes.delivery.layout import Layout, Sharding, Uneven, share_out
 from kdpipes.delivery.skipping import LEFT_OUT
 
-Split = Literal["auto", "lanes", "samples"]
+Split = Literal["auto", "samples"] | Lanes
 _DEFAULT_RANKS = 4  # to allow for without changing global batches, if the chain does not set it
 
 
@@ -65,16 +66,11 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             number.
         global_batch_size: The number of samples in the batches of all ranks together. The number of ranks must divide
             it. Pass either this or `batch_size`.
-        batch_by: Not supported on a stream, and neither are `max_tokens` and `global_max_tokens`, because the lengths
-            of all samples must be known in advance.
-        max_tokens: See `batch_by`.
-        global_max_tokens: See `batch_by`.
         shuffle: "shards": each epoch reads the shards of `stream_shards` in an order of its own; put
             `.shuffle(buffer_size=...)` before `deal` to mix their samples, too. True is not for streams.
-        window: Not on a stream: see `shuffle`.
         num_batches: The number of batches of an epoch, for each rank. The next epoch continues where this one ended,
             even on an endless stream, and no batch is short. Each pass over the stream yields each sample once. A lane
-            begins its next pass without waiting for longer lanes, so only with `lanes=1` or lanes of equal size is
+            begins its next pass without waiting for longer lanes, so only with one lane or lanes of equal size is
             every sample used once before any is used twice. All ranks make the same number of batches.
         seed: The seed of the order of shards and of all random operations upstream, from 0 to 2**64 - 1.
         uneven: What to do with a batch that is short because a lane has ended: "keep" it; "pad" it with samples from
@@ -82,17 +78,12 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             that remain in the other lanes of the same global batch. The ranks of a process group must end an epoch
             together, so lanes need "pad" or "drop" there, and `kdp.Loader`, in which the ranks agree on the end once
             per round of all lanes.
-        split: "lanes": see above. "samples": every worker of every rank reads the whole stream, but loads the fields of
-            its own samples only. The batches follow the order of the stream for any number of workers and ranks, but w
-            workers on each of r ranks read, transfer and unpack all data w * r times. "auto" means "lanes" if all
-            sources of the chain are `stream_shards` and no pipe needs the whole stream, as
+        split: `kdp.lanes(...)`: see above. "samples": every worker of every rank reads the whole stream, but loads the
+            fields of its own samples only. The batches follow the order of the stream for any number of workers and
+            ranks, but w workers on each of r ranks read, transfer and unpack all data w * r times. "auto" means
+            `kdp.lanes()` if all sources of the chain are `stream_shards` and no pipe needs the whole stream, as
             `.repeat_until(min_size=...)` and `.oversample(mode="exact")` do. Otherwise, and if there are fewer shards
             than `max_ranks`, it means "samples".
-        lanes: The number of lanes, 16 by default, but at most the number of shards. It limits how many workers, over
-            all ranks, have work to do. With 1, a single worker reads the shards one after the other.
-        max_ranks: With `global_batch_size`: the largest number of ranks, which must divide `global_batch_size` and
-            `lanes`. A global batch has a piece from each of `max_ranks` lanes, so up to `lanes / max_ranks` workers of
-            each rank are useful. By default, the largest of 4, 2 and 1 that divides both.
         ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
             torch's process group, otherwise from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches; use it for
             Accelerate's `prepare(DataLoader(...))` and transformers' Trainer, which split batches between ranks.
@@ -124,29 +115,18 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         batch_size: int | None = None,
         *,
         global_batch_size: int | None = None,
-        batch_by: str | None = None,
-        max_tokens: int | None = None,
-        global_max_tokens: int | None = None,
         shuffle: Shuffle = False,
-        window: int | None = None,
         num_batches: int | None = None,
         seed: int = 0,
         uneven: Uneven = "keep",
         split: Split = "auto",
-        lanes: int | None = None,
-        max_ranks: int | None = None,
         ranks: DealRanks = "auto",
     ) -> None:
         if not isinstance(source_datapipe, IterDataPipe):
             raise TypeError(must_be("source_datapipe", "a stream", source_datapipe))
-        if any(argument is not None for argument in (batch_by, max_tokens, global_max_tokens)):
-            raise ChainError(
-                "`deal(batch_by=...)` plans from the lengths of all samples, which a stream does not know. It needs an "
-                "indexed source, like `kdp.open_shards`."
-            )
         self.source = source_datapipe
         self._layout = Layout(batch_size, global_batch_size, uneven)
-        self._set_lanes(split, lanes, max_ranks)
+        self._set_lanes(split)
         self._reading = 0, 0  # the epoch and the number of the batch that is read
         self._num_batches = None if num_batches is None else check_count("num_batches", num_batches)
         if num_batches is not None and uneven != "keep":
@@ -162,33 +142,32 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 '`on_error("substitute")` needs an indexed source, like `kdp.open_shards`, but '
                 f'`{pipe_name(self.source)}` is a stream, which cannot return another sample. Use `on_error("skip")`.'
             )
-        if shuffle is True or window is not None:
+        if shuffle is True or (isinstance(shuffle, ByShard) and shuffle.window is not None):
             raise ChainError(
-                f"`deal({'window=...' if window is not None else 'shuffle=True'})` needs an indexed source "
+                f"`deal(shuffle={'True' if shuffle is True else 'kdp.by_shard(window=...)'})` needs an indexed source "
                 f"(`kdp.open_shards`), but `{pipe_name(source_datapipe)}` is a stream. Put "
                 "`.shuffle(buffer_size=1000)` before `.deal()`."
             )
         if shuffle and not Chain.of(self.source).of_type(Shards):  # type: ignore[type-abstract]
             raise ChainError('`deal(shuffle="shards")` needs `kdp.stream_shards` upstream, on a stream.')
 
-    def _set_lanes(self, split: Split, lanes: int | None, max_ranks: int | None) -> None:
-        check_choice("split", split, ("auto", "lanes", "samples"))
+    def _set_lanes(self, split: Split) -> None:
+        if not isinstance(split, Lanes) and split not in ("auto", "samples"):
+            raise ValueError(must_be("split", '"auto", "samples" or `kdp.lanes(...)`', split))
         reason = why_whole(self.source)
-        if split == "lanes" and reason is not None:
-            raise ChainError(f'`deal(split="lanes")` cannot cut this stream: {reason}. Use `split="samples"`.')
+        if isinstance(split, Lanes) and reason is not None:
+            raise ChainError(f'`deal(split=kdp.lanes())` cannot cut this stream: {reason}. Use `split="samples"`.')
         self.has_lanes = split != "samples" and reason is None
-        if split == "samples" and (lanes is not None or max_ranks is not None):
-            raise ValueError('`lanes` and `max_ranks` cannot be given with `deal(split="samples")`.')
-        self._lanes = DEFAULT_LANES if lanes is None else check_count("lanes", lanes)
-        size = self._layout.global_batch_size
+        lanes = split if isinstance(split, Lanes) else Lanes()
+        self._lanes, size = lanes.number, self._layout.global_batch_size
         self._max_ranks = None if size is None else math.gcd(_DEFAULT_RANKS, self._lanes, size)
-        if max_ranks is not None:
-            self._max_ranks = check_count("max_ranks", max_ranks)
+        if lanes.max_ranks is not None:
+            self._max_ranks = lanes.max_ranks
             if size is None:
-                raise ValueError("`max_ranks` must be given with `global_batch_size`, and only there.")
+                raise ValueError("`kdp.lanes(max_ranks=...)` needs `deal(global_batch_size=...)`.")
             if size % self._max_ranks or self._lanes % self._max_ranks:
-                rule = f"a divisor of `global_batch_size`, {size}, and of `lanes`, {self._lanes}"
-                raise ValueError(must_be("max_ranks", rule, max_ranks))
+                rule = f"a divisor of `global_batch_size`, {size}, and of the number of lanes, {self._lanes}"
+                raise ValueError(must_be("max_ranks", rule, lanes.max_ranks))
 
     def __len__(self) -> int:
         if self._num_batches is not None:
@@ -245,8 +224,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         if self._max_ranks is not None and self._max_ranks % num_ranks:
             raise ValueError(
                 f"The number of ranks, {num_ranks}, must divide `max_ranks`, which is {self._max_ranks}. Use "
-                f"`deal(global_batch_size=..., max_ranks={num_ranks}, lanes={num_ranks * 4})`, with a global batch of "
-                f"a multiple of {num_ranks} samples."
+                f"`deal(global_batch_size=..., split=kdp.lanes({num_ranks * 4}, max_ranks={num_ranks}))`, with a "
+                f"global batch of a multiple of {num_ranks} samples."
             )
         size, num_pieces = self._layout.size_of(num_ranks), self._max_ranks or num_ranks
         # Each lane needs a shard of each source.
@@ -352,7 +331,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         else:
             num_groups, least = min(too_short) * plan.num_groups // plan.piece_size, min(too_short) * plan.num_pieces
             fitting = (
-                f"`lanes={num_groups * plan.num_pieces}`"
+                f"`kdp.lanes({num_groups * plan.num_pieces})`"
                 if num_groups
                 else f"batches of at most {counted(least, 'sample')}"
             )

@@ -24,7 +24,8 @@ from kdpipes.core.sample import Block, Sample
 from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
 from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, Batcher, IndexedBatcher, IterDataPipe
 from kdpipes.core.traits import ItemForm, Traits
-from kdpipes.delivery.cut import Cut
+from kdpipes.delivery.batching import Batching
+from kdpipes.delivery.by_shard import ByShard, Shuffle
 from kdpipes.delivery.lanes import Cursors, merged
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper
@@ -33,7 +34,6 @@ from kdpipes.delivery.stored import check_stamp, stamp
 
 _STAMP = "stamp"
 Batch = list[Any]
-Shuffle = bool | Literal["shards"]
 DealRanks = Literal["auto", 1]
 
 
@@ -109,16 +109,16 @@ class Dealer(Resumable):
     continues = False  # whether an epoch begins where the lanes of the previous one have ended
     reads_ahead = True  # whether remote sources prefetch the next batches
 
-    def _configure(self, sizing: Layout | Cut, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
+    def _configure(self, sizing: Layout | Batching, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
         call_slot("hold_dealt_chains")
         self._sizing, self.uneven = sizing, sizing.uneven  # what happens to a short last batch
         if isinstance(ranks, bool) or ranks not in ("auto", 1):
             hint = "1 gives every rank all batches; another library may then split them between ranks."
             raise ValueError(must_be("ranks", '"auto" or 1', ranks, hint))
         self.is_for_all_ranks = ranks == 1
-        if not isinstance(shuffle, bool):
+        if not isinstance(shuffle, bool | ByShard):
             check_choice("shuffle", shuffle, (True, False, "shards"))
-        self._shuffle: Shuffle = shuffle
+        self._shuffle: Shuffle = "shards" if isinstance(shuffle, ByShard) else shuffle
         self._seed = check_seed(seed)
         self._epochs = EpochCounter()
         self._start = _Start()

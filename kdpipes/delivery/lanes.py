@@ -9,17 +9,51 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError
+from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.sample import Sample
 from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.layout import Sharding
 
-DEFAULT_LANES = 16
 _MAX_EMPTY = 16  # passes of a lane without a sample
 _MAX_AGAIN = 10**8  # samples of an endless lane that are read again to resume it
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Cut a stream of shards into lanes, each of which one worker reads: `deal(batch_size=32, split=kdp.lanes(8))`.
+
+    Args:
+        number: The number of lanes; at most the number of shards are used. It limits how many workers, over all ranks,
+            have work to do. With 1, a single worker reads the shards one after the other.
+        max_ranks: With `global_batch_size`: the largest number of ranks, which must divide `global_batch_size` and the
+            number of lanes. A global batch has a piece from each of `max_ranks` lanes, so up to `number / max_ranks`
+            workers of each rank are useful. By default, the largest of 4, 2 and 1 that divides both.
+
+    Raises:
+        ValueError: An argument is less than 1; or, when `deal` is called, `max_ranks` is given without
+            `global_batch_size`, or does not divide it and the number of lanes.
+        ChainError: When `deal` is called: the stream cannot be cut into lanes.
+
+    Example:
+        >>> words = kdp.stream_shards("doctest_words").decode_images("x").select("x")
+        >>> loader = kdp.Loader(words.deal(global_batch_size=8, split=kdp.lanes(4, max_ranks=2)), num_workers=2)
+    """
+
+    call: ClassVar[str] = "kdp.lanes"
+    number: int = 16
+    max_ranks: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "number", check_count("number", self.number))  # converts NumPy integers
+        if self.max_ranks is not None:
+            object.__setattr__(self, "max_ranks", check_count("max_ranks", self.max_ranks))
+
+    def __repr__(self) -> str:
+        return shown_value(self)
 
 
 class Cursor(NamedTuple):
@@ -92,7 +126,7 @@ class LanePlan:
             f"{num_workers - self.num_groups} of {num_workers} workers have nothing to do: the stream has "
             f"{self.num_lanes} lanes, and each batch takes a piece from {self.num_pieces}. As many workers need "
             f"{self.num_pieces * num_workers} lanes, of at least one shard each. Use fewer workers, more shards, or "
-            "`deal(lanes=...)`."
+            "`deal(split=kdp.lanes(...))`."
         )
 
     def groups_of(self, sharding: Sharding) -> range:

@@ -1,4 +1,4 @@
-"""The order of a function or sampler of the user's: `deal(order=...)`."""
+"""Batches in an order of the user's: `deal(batching=kdp.own_order(...))`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, Sampler
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.errors import ChainError, check_callable
+from kdpipes.core.errors import ChainError, check_seed
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key, seeded_globals
-from kdpipes.delivery.cut import Epoch, EqualCut, EqualEpoch
-from kdpipes.delivery.layout import Layout, Sharding
+from kdpipes.delivery.batching import Arguments, Epoch, EqualBatching, EqualEpoch
+from kdpipes.delivery.layout import Sharding
 
 # A sampler that gives more positions than this many passes over the source, and this many more, is taken to be endless.
 _MOST_PASSES, _MOST_MORE = 10, 1_000_000
@@ -30,25 +30,11 @@ class _CountsEpochs(Protocol):
     def set_epoch(self, epoch: int) -> None: ...
 
 
-class OwnOrder(Fingerprinted):
-    """The user's function or sampler that gives the positions of an epoch.
-
-    Args:
-        order: A function of the epoch, which may take `rng`; or a sampler, of torch or with `set_epoch`.
-        seed: The seed of `deal`.
-    """
+class _Order(Fingerprinted):
+    """The user's function or sampler, and the seed of `deal`."""
 
     def __init__(self, order: Any, seed: int) -> None:
-        if isinstance(order, BatchSampler):
-            raise TypeError(
-                "`order` must be a sampler of samples, not of batches: `deal(batch_size=...)` makes these. If its "
-                "batches are of one size, use `order=lambda epoch: [place for batch in sampler for place in batch]`."
-            )
-        self._is_sampler = isinstance(order, Sampler | _CountsEpochs)
-        if not self._is_sampler:
-            check_callable("order", order)
-        self._order = order if self._is_sampler else Callback("order", order)
-        self._seed = seed
+        self._is_sampler, self._order, self._seed = not isinstance(order, Callback), order, seed
 
     def fingerprint(self) -> Any:
         """Return what identifies the order: the function, or the type of a sampler, which may hold a whole dataset."""
@@ -61,7 +47,7 @@ class OwnOrder(Fingerprinted):
         if num_ranks > 1 and num_replicas != 1:
             raise ChainError(
                 f"`order` is a sampler for {num_replicas} ranks, but `deal` divides batches between {num_ranks} ranks "
-                "as well, so samples would be lost. Use `deal(order=sampler, ranks=1)`, which leaves the division to "
+                "as well, so samples would be lost. Use `deal(ranks=1, ...)`, which leaves the division to "
                 "the sampler, or a sampler of all samples, or `deal(shuffle=True)`."
             )
 
@@ -108,20 +94,46 @@ class OwnOrder(Fingerprinted):
         return positions
 
 
-class OwnCut(EqualCut):
-    """Batches of equal size, in the order of a function or sampler of the user's.
+class OwnOrder(EqualBatching):
+    """Batches of equal size in an order of your own: `deal(batch_size=32, batching=kdp.own_order(sampler))`.
+
+    Each worker computes the whole order when an epoch begins, so it must be finite, and depend only on the arguments
+    and on the global random generators, which are seeded for it. Positions may be repeated or left out.
 
     Args:
-        layout: The sizes of batches.
-        order: A function that returns the positions of an epoch.
+        order: Either a function that takes the epoch number, and `rng` if it has a parameter of that name, and returns
+            positions in the source, `[n] int`, with the same n in every epoch; or a sampler of torch, or one with
+            `set_epoch`, which is called. A sampler for several ranks needs `deal(ranks=1)`.
+
+    Raises:
+        TypeError: `order` is no function or sampler, or a sampler of batches.
+        IndexError: When an epoch begins: a position lies outside the source.
+        ChainError: When an epoch begins: `order` is a sampler for several ranks, without `deal(ranks=1)`.
+
+    Example:
+        >>> letters = kdp.from_dataset(["a", "b", "c"], "x").select("x")
+        >>> list(letters.deal(batch_size=2, batching=kdp.own_order(lambda epoch: [2, 0])))
+        [[('c',), ('a',)]]
     """
 
-    def __init__(self, layout: Layout, order: OwnOrder) -> None:
-        super().__init__(layout, is_shuffled=False)
-        self._order = order
+    call = "kdp.own_order"
+    rejects = ("shuffle", "num_batches")
+
+    def __init__(self, order: Any) -> None:
+        if isinstance(order, BatchSampler):
+            raise TypeError(
+                "`order` must be a sampler of samples, not of batches: `deal(batch_size=...)` makes these. If its "
+                "batches are of one size, use `lambda epoch: [place for batch in sampler for place in batch]`."
+            )
+        is_sampler = isinstance(order, Sampler | _CountsEpochs)
+        self._user_order = order if is_sampler else Callback("order", order)
+
+    def set_up(self, source: Any, arguments: Arguments) -> None:
+        super().set_up(source, arguments)
+        self._positions_of = _Order(self._user_order, check_seed(arguments.seed))
 
     def source_fingerprint(self, source: Any, num_ranks: int) -> tuple[Any, ...]:
-        return ((self._order, self._positions(source, num_ranks, 0)),)
+        return ((self._positions_of, self._positions(source, num_ranks, 0)),)
 
     def num_batches(self, source: Any, num_ranks: int) -> int:
         return self._layout.num_batches(len(self._positions(source, num_ranks, 0)), num_ranks)
@@ -132,9 +144,9 @@ class OwnCut(EqualCut):
 
     def _positions(self, source: Any, num_ranks: int, epoch: int) -> NDArray[Any]:
         """Return the positions of an epoch; raise if epochs differ in length."""
-        self._order.reject_ranks(num_ranks)
-        first: NDArray[Any] = self._once(lambda: self._order.positions(0, len(source)))
-        positions = self._order.positions(epoch, len(source)) if epoch else first
+        self._positions_of.reject_ranks(num_ranks)
+        first: NDArray[Any] = self._once(lambda: self._positions_of.positions(0, len(source)))
+        positions = self._positions_of.positions(epoch, len(source)) if epoch else first
         if len(positions) != len(first):
             raise ValueError(
                 f"`order` must return the same number of positions in every epoch, but returned {len(first)} for epoch "

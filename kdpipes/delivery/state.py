@@ -236,13 +236,12 @@ class Checkpointer:
 
     def _reject_other_numbers(self, state: Mapping[str, Any]) -> None:
         now = self.sizes()
-        names = ("batch_by", "max_tokens", "global_max_tokens", "batch_size", "global_batch_size")
+        limits = ("max_tokens", "global_max_tokens", "batch_sizes", "batch_size", "global_batch_size")
+        names = ("batching", "field", *limits)
         then_cut, now_cut = ({name: of[name] for name in names if name in of} for of in (state, now))
-        if then_cut != now_cut and "batch_by" in {*then_cut, *now_cut}:
+        if then_cut != now_cut and "batching" in {*then_cut, *now_cut}:
             was, is_now = (", ".join(f"{name}={value!r}" for name, value in cut.items()) for cut in (then_cut, now_cut))
-            raise ValueError(
-                f"The state was taken with `deal({was})`, but this loader has `deal({is_now})`. Use the same."
-            )
+            raise ValueError(f"The state was taken with {was}, but this loader has {is_now}. Use the same.")
         size = state.get("global_batch_size")
         if size != now.get("global_batch_size"):
             raise ValueError(
@@ -255,15 +254,16 @@ class Checkpointer:
             raise ValueError(
                 f"The state was saved when each global batch was made from {then} lanes, but this loader uses "
                 f"{pieces}. Without `max_ranks`, this is the number of ranks. Use "
-                f"`deal(global_batch_size={size}, max_ranks={then})`, which does not depend on the number of ranks."
+                f"`deal(global_batch_size={size}, split=kdp.lanes(max_ranks={then}))`, which does not depend on the "
+                "number of ranks."
             )
         for name in ("num_workers", "num_ranks"):
             if name in now and now[name] != state.get(name):
                 what = name.removeprefix("num_")
                 raise ValueError(
                     f"The state was taken with {state.get(name)} {what}, but this loader has {now[name]}. Use as many: "
-                    "the batches of this chain depend on them. This is so with `deal(max_tokens=...)` (but not "
-                    "`global_max_tokens`), without `deal`, and with pipes after it that hold items back."
+                    "the batches of this chain depend on them. This is so with `kdp.by_length(max_tokens=...)` "
+                    "(but not `global_max_tokens`), without `deal`, and with pipes after it that hold items back."
                 )
 
 

@@ -39,7 +39,7 @@ class RecordReaderMapDataPipe(MapPipe):
     Arrays of at least a page are read-only views of the files, so only the parts that you use are read from the disk.
     Smaller arrays and other values are copies. You may keep views, but must not truncate the files meanwhile.
 
-    For data larger than memory, `deal(shuffle="shards", window=10_000)` reads part by part, in a different order in
+    For data larger than memory, `deal(shuffle=kdp.by_shard(window=10_000))` reads part by part, in a different order in
     each epoch, and shuffles samples within windows of 10,000. Only the parts of a window need memory. Without `window`,
     it has the samples of 8 parts. The writer distributes samples over the parts at random. With `block_size`, blocks of
     that many samples are shuffled instead of parts, so that samples have more different neighbors over the epochs.

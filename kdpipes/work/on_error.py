@@ -50,8 +50,8 @@ class OnError(ErrorHandler):
             of the chain, so that batches keep their shapes. Except for "raise", this includes samples at which worker
             processes die. The substitute is drawn from the seed, the epoch and the ordinal, so it is the same for any
             number of workers and after a resume. It has its own key, the ordinal of the replaced sample, and
-            `is_padding` True; the entry in `Loader.skipped` has `is_replaced` True. Streams and `deal(batch_by=...)`
-            cannot substitute; `write_shards` and `write_records` skip the sample.
+            `is_padding` True; the entry in `Loader.skipped` has `is_replaced` True. Streams, and batches by length or
+            by value, cannot substitute; `write_shards` and `write_records` skip the sample.
         path: The local file for "quarantine", with one JSON object per line: `{"key": ..., "error": ...}`.
         max_share: The largest share of failures among the samples of an epoch so far, from 0 to 1. For fewer than 100
             samples, it is a share of 100.

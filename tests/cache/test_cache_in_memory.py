@@ -342,7 +342,7 @@ def test_arguments_that_make_no_sense_are_rejected(arguments: Any, error: type[E
         kdp.from_ids(["a"]).cache_in_memory(**arguments)
 
 
-@pytest.mark.parametrize("split", ["samples", "lanes"])
+@pytest.mark.parametrize("split", ["samples", "auto"])
 def test_shards_that_have_passed_are_not_opened_again(photo_shards: str, split: Any, monkeypatch: Any) -> None:
     from kdpipes.sources import stream_shards
 

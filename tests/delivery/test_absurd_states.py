@@ -39,7 +39,7 @@ CHAINS: dict[str, Callable[[Path], Any]] = {
     "endless steps": lambda path: kdp.stream_shards(write_shards(path)).cycle().deal(batch_size=4, num_batches=5),
     "indexed": lambda _: numbers(0).deal(batch_size=4, shuffle=True, seed=0),
     "mix": lambda _: numbers(0).mix(numbers(1, 30)).deal(batch_size=4, shuffle=True, seed=0),
-    "packed": lambda _: texts().deal(batch_by="length", pack=True, max_tokens=6),
+    "packed": lambda _: texts().deal(batching=kdp.packed("length", 6)),
     "stream": lambda path: kdp.stream_shards(write_shards(path)).deal(batch_size=4),
     "steps": lambda path: kdp.stream_shards(write_shards(path)).deal(batch_size=4, num_batches=5),
 }

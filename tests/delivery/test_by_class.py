@@ -1,4 +1,4 @@
-"""`deal(batch_by="class")`: batches of some samples of some classes each, and what remains of an epoch."""
+"""`kdp.by_class`: batches of some samples of some classes each, and what remains of an epoch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ def labeled(labels: list[Any]) -> Any:
 
 
 def deal(labels: list[Any], classes: int, samples: int, **arguments: Any) -> Any:
-    return labeled(labels).deal(
-        batch_by="class", classes_per_batch=classes, samples_per_class=samples, **{"shuffle": True, **arguments}
-    )
+    return labeled(labels).deal(batching=kdp.by_class(classes, samples), **{"shuffle": True, **arguments})
 
 
 @given(st.lists(st.integers(-1, 6), max_size=60), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3))
-@pytest.mark.filterwarnings("ignore:`deal")
+@pytest.mark.filterwarnings("ignore:`kdp.by_class")
 def test_each_batch_has_distinct_classes_of_equal_size(
     labels: list[int], classes: int, samples: int, seed: int
 ) -> None:
@@ -98,20 +96,13 @@ def test_names_are_classes_too_and_rare_ones_are_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
-        ({"classes_per_batch": 2}, ValueError, "must be given together"),
-        ({"classes_per_batch": 2, "samples_per_class": 2}, ValueError, "must be given together"),
-        ({"batch_by": "class", "classes_per_batch": 2, "samples_per_class": 0}, ValueError, "`samples_per_class` must"),
         (
-            {"batch_by": "class", "classes_per_batch": 2, "samples_per_class": 2, "batch_size": 4},
+            {"batch_size": 4, "batching": kdp.by_class(2, 2)},
             ValueError,
-            "`batch_size` and `classes_per_batch` cannot be given together",
+            r"`batch_size` cannot be used with `kdp\.by_class",
         ),
-        (
-            {"batch_by": "class", "classes_per_batch": 2, "samples_per_class": 2, "shuffle": "shards"},
-            ValueError,
-            "`shuffle` must be True or False",
-        ),
-        ({"batch_by": "class", "classes_per_batch": 4, "samples_per_class": 2}, kdp.DataError, "but there are 3"),
+        ({"shuffle": "shards", "batching": kdp.by_class(2, 2)}, ValueError, "`shuffle` must be True or False"),
+        ({"batching": kdp.by_class(4, 2)}, kdp.DataError, "but there are 3"),
     ],
 )
 def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> None:
@@ -123,6 +114,6 @@ def test_more_ranks_than_batches_of_classes_warn(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "1")
     pipe = kdp.from_dataset(list(range(8)), "x", labels=[0, 1] * 4).select("x")
-    cut = pipe.deal(batch_by="class", classes_per_batch=2, samples_per_class=2)
+    cut = pipe.deal(batching=kdp.by_class(2, 2))
     with pytest.warns(UserWarning, match="can make 2 batches, but there are 4 ranks.* Use at most 2 ranks"):
         assert list(cut) == []

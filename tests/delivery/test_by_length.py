@@ -1,4 +1,4 @@
-"""`deal(batch_by=...)`: batches of like length, no larger than they may be, each sample once."""
+"""`kdp.by_length`: batches of like length, no larger than they may be, each sample once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.delivery.by_length import LengthCut, LengthEpoch, LengthOrder
+from kdpipes.delivery.by_length import LengthEpoch, LengthOrder
 from kdpipes.delivery.layout import Sharding
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 400)
@@ -33,6 +33,12 @@ class Texts(kdp.SampleSource):
 
     def getitem_length(self, index: int) -> int:
         return self._lengths[index]
+
+
+def bound(limits: dict[str, int], **arguments: Any) -> Any:
+    tokens = {name: limit for name, limit in limits.items() if name.endswith("max_tokens")}
+    sizes: Any = {name: limit for name, limit in limits.items() if name not in tokens}
+    return Texts().deal(batching=kdp.by_length("length", **tokens), **sizes, **arguments)._batching
 
 
 def epochs(pipe: Any, number: int = 2) -> list[list[list[int]]]:
@@ -58,7 +64,7 @@ def epochs(pipe: Any, number: int = 2) -> list[list[list[int]]]:
 def test_ranks_share_out_each_sample_once_within_the_limits(
     lengths: list[int], limits: dict[str, int], num_ranks: int, uneven: Any, key: Any
 ) -> None:
-    cut = LengthCut("length", limits, uneven, is_shuffled=key is not None)
+    cut = bound(limits, uneven=uneven, shuffle=key is not None)
     order = LengthOrder(np.asarray(lengths, dtype=np.int64))
     assert [lengths[place] for place in order.positions] == sorted(lengths, reverse=True)
     shares = [LengthEpoch(cut, order, Sharding(rank, num_ranks), key) for rank in range(num_ranks)]
@@ -94,7 +100,7 @@ def test_ranks_share_out_each_sample_once_within_the_limits(
 
 def test_the_batches_of_an_epoch_do_not_depend_on_workers() -> None:
     def batches() -> Any:
-        return Texts().select("index").deal(batch_by="length", max_tokens=300, shuffle=True, seed=3)
+        return Texts().select("index").deal(shuffle=True, seed=3, batching=kdp.by_length("length", max_tokens=300))
 
     expected = epochs(batches())
     assert expected[0] != expected[1]
@@ -109,7 +115,7 @@ def test_the_batches_of_an_epoch_do_not_depend_on_workers() -> None:
 
 def test_a_state_goes_on_with_the_next_batch_under_other_workers() -> None:
     def batches() -> Any:
-        return Texts().select("index").deal(batch_by="length", global_max_tokens=300, shuffle=True)
+        return Texts().select("index").deal(shuffle=True, batching=kdp.by_length("length", global_max_tokens=300))
 
     with kdp.Loader(batches(), num_workers=2) as loader:
         running = iter(loader)
@@ -121,15 +127,17 @@ def test_a_state_goes_on_with_the_next_batch_under_other_workers() -> None:
         loader.load_state_dict(state)
         assert list(loader) == rest
     for limits in ({"global_max_tokens": 200}, {"max_tokens": 300}, {"global_batch_size": 300}):
-        other = Texts().select("index").deal(batch_by="length", **limits, shuffle=True)
-        with kdp.Loader(other) as loader, pytest.raises(ValueError, match=r"taken with `deal\(batch_by='length'"):
+        tokens = {name: limit for name, limit in limits.items() if name != "global_batch_size"}
+        sizes = {name: limit for name, limit in limits.items() if name not in tokens}
+        other = Texts().select("index").deal(shuffle=True, batching=kdp.by_length("length", **tokens), **sizes)
+        with kdp.Loader(other) as loader, pytest.raises(ValueError, match=r"taken with batching='kdp.by_length'"):
             loader.load_state_dict(state, strict=False)
     with kdp.Loader(Texts().select("index").deal(4)) as loader, pytest.raises(ValueError, match="global_batch_size=4"):
         loader.load_state_dict(state, strict=False)
 
 
 def test_a_state_of_batches_per_rank_fits_as_many_ranks_only() -> None:
-    with kdp.Loader(Texts().select("index").deal(batch_by="length", max_tokens=300)) as loader:
+    with kdp.Loader(Texts().select("index").deal(batching=kdp.by_length("length", max_tokens=300))) as loader:
         state = loader.state_dict()
         assert "global_batch_size" not in state
         with pytest.raises(ValueError, match=r"taken with 2 ranks, but this loader has 1.*global_max_tokens"):
@@ -152,7 +160,7 @@ def test_a_state_of_batches_per_rank_fits_as_many_ranks_only() -> None:
 def test_the_global_batches_are_the_same_for_any_number_of_ranks(
     lengths: list[int], limits: dict[str, int], num_ranks: int, uneven: Any, key: Any
 ) -> None:
-    cut = LengthCut("length", limits, uneven, is_shuffled=key is not None)
+    cut = bound(limits, uneven=uneven, shuffle=key is not None)
     order = LengthOrder(np.asarray(lengths))
     whole, *shares = (
         LengthEpoch(cut, order, Sharding(*rank), key)
@@ -168,7 +176,9 @@ def test_the_global_batches_are_the_same_for_any_number_of_ranks(
 
 def test_batches_waste_little_and_meet_others_in_every_epoch() -> None:
     lengths = np.random.default_rng(1).integers(10, 500, 20_000)
-    first, second = epochs(Texts(lengths).select("index").deal(batch_by="length", max_tokens=8_000, shuffle=True))
+    first, second = epochs(
+        Texts(lengths).select("index").deal(shuffle=True, batching=kdp.by_length("length", max_tokens=8_000))
+    )
     padded = sum(len(batch) * max(lengths[batch]) for batch in first)
     assert lengths.sum() / padded > 0.93
     companions = {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
@@ -179,7 +189,11 @@ def test_batches_waste_little_and_meet_others_in_every_epoch() -> None:
 def test_many_short_samples_are_no_batch_that_stays_the_same() -> None:
     lengths = [100] * 100 + [1] * 50
     for uneven in ("keep", "drop"):
-        pipe = Texts(lengths).select("index").deal(batch_by="length", max_tokens=1000, shuffle=True, uneven=uneven)
+        pipe = (
+            Texts(lengths)
+            .select("index")
+            .deal(shuffle=True, uneven=uneven, batching=kdp.by_length("length", max_tokens=1000))
+        )
         first, second = epochs(pipe)
         assert not {frozenset(batch) for batch in first} & {frozenset(batch) for batch in second}
         assert len(first) == len(second) == len(pipe)
@@ -188,22 +202,30 @@ def test_many_short_samples_are_no_batch_that_stays_the_same() -> None:
 
 def test_a_source_that_fits_into_one_batch_is_one() -> None:
     for uneven, size in (("keep", 3), ("pad", 3), ("drop", 3)):
-        pipe = Texts([2, 1, 1]).select("index").deal(batch_by="length", max_tokens=10**6, shuffle=True, uneven=uneven)
+        pipe = (
+            Texts([2, 1, 1])
+            .select("index")
+            .deal(shuffle=True, uneven=uneven, batching=kdp.by_length("length", max_tokens=10**6))
+        )
         assert [[len(batch) for batch in epoch] for epoch in epochs(pipe)] == [[size]] * 2
 
 
 def test_without_shuffling_the_longest_come_first() -> None:
-    pipe = Texts([3, 9, 9, 1, 3]).select("index").deal(batch_by="length", max_tokens=18)
+    pipe = Texts([3, 9, 9, 1, 3]).select("index").deal(batching=kdp.by_length("length", max_tokens=18))
     assert epochs(pipe) == [[[1, 2], [0, 4, 3]]] * 2
 
 
 def test_batches_of_one_size_are_grouped_by_length_too() -> None:
-    pipe = Texts([3, 9, 9, 1, 3]).select("index").deal(2, batch_by="length")
+    pipe = Texts([3, 9, 9, 1, 3]).select("index").deal(2, batching=kdp.by_length("length"))
     assert epochs(pipe) == [[[1, 2], [0, 4], [3]]] * 2
 
 
 def test_padding_has_list_and_keeps_to_the_limit() -> None:
-    pipe = Texts([5, 1, 1, 1]).select("x ordinal is_padding").deal(batch_by="length", max_tokens=5, uneven="pad")
+    pipe = (
+        Texts([5, 1, 1, 1])
+        .select("x ordinal is_padding")
+        .deal(uneven="pad", batching=kdp.by_length("length", max_tokens=5))
+    )
     for _ in range(2):
         (longest,), short = list(pipe)
         assert (len(longest[0]), *longest[1:]) == (5, 0, False)
@@ -224,7 +246,7 @@ def test_the_field_may_be_computed_and_passes_plan_and_collate() -> None:
         .repeat_until(repetitions=2)
         .transform("x", lambda text: torch.ones(len(text.split())))
         .select("x y")
-        .deal(batch_by="length", max_tokens=8)
+        .deal(batching=kdp.by_length("length", max_tokens=8))
         .collate_samples(pad={"x": 0})
     )
     for _ in range(2):
@@ -232,31 +254,31 @@ def test_the_field_may_be_computed_and_passes_plan_and_collate() -> None:
 
 
 def test_a_sample_that_is_too_long_is_named() -> None:
-    pipe = Texts([3, 50]).select("x").deal(batch_by="length", max_tokens=40)
+    pipe = Texts([3, 50]).select("x").deal(batching=kdp.by_length("length", max_tokens=40))
     with pytest.raises(kdp.DataError, match=r"'1' has length 50: with `deal\(max_tokens=40\)`.*or raise the limit"):
         list(pipe)
     source: Any = Texts([3, 50])
     kept = source[source.column("length") <= 40].select("index")
-    assert epochs(kept.deal(batch_by="length", max_tokens=40)) == [[[0]]] * 2
+    assert epochs(kept.deal(batching=kdp.by_length("length", max_tokens=40))) == [[[0]]] * 2
 
 
 def test_lengths_that_are_none_are_rejected() -> None:
     for length in (0.5, None, "long", -1, [1]):
         pipe = Texts([1, 1]).add_field("size", lambda sample, length=length: length if sample.index else 1).select("x")
         with pytest.raises(kdp.DataError, match=r"integers of at least 0, but sample '1' has size .*add_field"):
-            list(pipe.deal(batch_by="size", batch_size=2))
+            list(pipe.deal(batch_size=2, batching=kdp.by_length("size")))
     floats = Texts([1, 3]).add_field("size", lambda sample: float(sample["length"])).select("index")
-    assert epochs(floats.deal(batch_by="size", batch_size=1)) == [[[1], [0]]] * 2
+    assert epochs(floats.deal(batch_size=1, batching=kdp.by_length("size"))) == [[[1], [0]]] * 2
 
 
 def test_a_field_that_is_none_is_rejected_at_once() -> None:
     with pytest.raises(kdp.FieldError, match=r"no field 'lengths'.*Did you mean 'length'\?.*\.add_field"):
-        Texts().select("x").deal(batch_by="lengths", max_tokens=9)
+        Texts().select("x").deal(batching=kdp.by_length("lengths", max_tokens=9))
 
 
 def test_a_state_of_other_lengths_does_not_fit() -> None:
     def batches(lengths: Any) -> Any:
-        return Texts(lengths).select("index").deal(batch_by="length", max_tokens=300, shuffle=True)
+        return Texts(lengths).select("index").deal(shuffle=True, batching=kdp.by_length("length", max_tokens=300))
 
     with kdp.Loader(batches(LENGTHS)) as loader:
         next(iter(loader))
@@ -266,21 +288,23 @@ def test_a_state_of_other_lengths_does_not_fit() -> None:
 
 
 def test_an_empty_source_has_no_batches() -> None:
-    pipe = Texts([]).select("index").deal(batch_by="length", max_tokens=5, shuffle=True)
+    pipe = Texts([]).select("index").deal(shuffle=True, batching=kdp.by_length("length", max_tokens=5))
     assert len(pipe) == 0
     assert epochs(pipe) == [[], []]
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"batch_by": "length"}, ValueError, "takes `max_tokens`, `batch_size` or both.*but got none of them"),
-    ({"max_tokens": 5}, TypeError, "`batch_by` must be the name of a field"),
-    ({"batch_by": "length", "max_tokens": 0}, ValueError, "`max_tokens` must be"),
     (
-        {"batch_by": "length", "max_tokens": 5, "global_batch_size": 4},
+        {"batching": kdp.by_length("length")},
+        ValueError,
+        "needs `max_tokens`, `batch_size` of `deal` or both.*but got none of them",
+    ),
+    (
+        {"global_batch_size": 4, "batching": kdp.by_length("length", max_tokens=5)},
         ValueError,
         "global_batch_size.*or both; but got",
     ),
-    ({"batch_by": "length", "max_tokens": 5, "uneven": "stay"}, ValueError, "`uneven` must be"),
+    ({"uneven": "stay", "batching": kdp.by_length("length", max_tokens=5)}, ValueError, "`uneven` must be"),
 ]
 
 
@@ -291,7 +315,7 @@ def test_bad_arguments_are_rejected_at_once(arguments: dict[str, Any], kind: typ
 
 
 def test_a_stream_and_a_stock_pipe_say_what_they_lack() -> None:
-    with pytest.raises(kdp.ChainError, match=r"`deal\(batch_by=...\)` plans from the lengths.*`kdp.open_shards`"):
-        IterableWrapper([1]).to_samples(fields="x").deal(batch_by="length", max_tokens=5)
+    with pytest.raises(TypeError, match="It needs an indexed source"):
+        IterableWrapper([1]).to_samples(fields="x").deal(batching=kdp.by_length("length", max_tokens=5))
     with pytest.raises(kdp.ChainError, match="needs a source with columns"):
-        Texts().map(str).deal(batch_by="length", max_tokens=5)
+        Texts().map(str).deal(batching=kdp.by_length("length", max_tokens=5))

@@ -72,16 +72,16 @@ def test_windows_of_an_order_hold_samples_of_nearby_shards(
 
 
 def test_epochs_hold_every_sample_once_in_orders_of_their_own() -> None:
-    pipe = Sharded([30] * 12).select("index").deal(batch_size=7, shuffle="shards", window=60, seed=3)
+    pipe = Sharded([30] * 12).select("index").deal(batch_size=7, shuffle=kdp.by_shard(window=60), seed=3)
     first, second = epoch(pipe), epoch(pipe)
     assert sorted(first) == sorted(second) == list(range(360))
     assert first != second
-    again = Sharded([30] * 12).select("index").deal(batch_size=7, shuffle="shards", window=60, seed=3)
+    again = Sharded([30] * 12).select("index").deal(batch_size=7, shuffle=kdp.by_shard(window=60), seed=3)
     assert epoch(again) == first
 
 
 def test_samples_mix_as_the_docstring_says() -> None:
-    pipe = Sharded([100] * 100).select("x index").deal(batch_size=50, shuffle="shards", window=1_000, seed=0)
+    pipe = Sharded([100] * 100).select("x index").deal(batch_size=50, shuffle=kdp.by_shard(window=1_000), seed=0)
     batches = list(pipe)
     shards = [len({shard for shard, _ in batch}) for batch in batches]
     assert all(len({shard for shard, _ in batch}) <= 10 for batch in batches)  # a window has ten shards
@@ -110,7 +110,7 @@ def test_plan_and_work_pipes_pass_the_shards_on() -> None:
     chain = Sharded([4, 4, 4]).filter_classes(valid=[0, 1]).add_field("z", lambda sample: 0).oversample(mode="exact")
     assert [sample["x"] for sample in chain] == chain.shard_numbers().tolist()
     assert chain[::-1].shard_numbers().tolist() == chain.shard_numbers().tolist()[::-1]
-    order = epoch(chain[::-1].select("x").deal(batch_size=3, shuffle="shards", window=1))
+    order = epoch(chain[::-1].select("x").deal(batch_size=3, shuffle=kdp.by_shard(window=1)))
     assert np.count_nonzero(np.diff(order)) == 2  # each shard in one stretch, wherever the plan has its samples
 
 
@@ -124,8 +124,6 @@ def test_plan_and_work_pipes_pass_the_shards_on() -> None:
             kdp.ChainError,
             "in every branch",
         ),
-        (lambda: Sharded([1]), {"shuffle": True, "window": 3}, ValueError, "`window` can only be used with"),
-        (lambda: Sharded([1]), {"shuffle": "shards", "window": 0}, ValueError, "`window` must be"),
         (lambda: Sharded([1]), {"shuffle": "shard"}, ValueError, "'shards', but is 'shard'"),
     ],
 )
@@ -137,8 +135,8 @@ def test_what_cannot_be_is_rejected(
 
 
 def test_lengths_and_shards_do_not_go_together() -> None:
-    with pytest.raises(ValueError, match=r"`shuffle` must be True or False with `batch_by`"):
-        Sharded([3]).deal(batch_by="x", max_tokens=9, shuffle="shards")
+    with pytest.raises(ValueError, match=r"`shuffle` must be True or False, but is"):
+        Sharded([3]).deal(shuffle="shards", batching=kdp.by_length("x", max_tokens=9))
 
 
 def test_an_empty_source_has_empty_epochs() -> None:
@@ -147,7 +145,7 @@ def test_an_empty_source_has_empty_epochs() -> None:
 
 def test_a_state_goes_on_and_one_of_another_window_is_rejected() -> None:
     def chain(window: int) -> Any:
-        return Sharded([9] * 9).select("index").deal(batch_size=8, shuffle="shards", window=window, seed=1)
+        return Sharded([9] * 9).select("index").deal(batch_size=8, shuffle=kdp.by_shard(window=window), seed=1)
 
     with kdp.Loader(chain(20)) as loader:
         running = iter(loader)
@@ -190,5 +188,7 @@ def test_only_streams_of_shards_have_shards_to_shuffle() -> None:
     stream = torch.utils.data.datapipes.iter.IterableWrapper([(1, 0)]).to_samples(fields="x y")
     with pytest.raises(kdp.ChainError, match=r"needs `kdp\.stream_shards` upstream"):
         stream.deal(batch_size=1, shuffle="shards")
-    with pytest.raises(kdp.ChainError, match=r"`deal\(window=\.\.\.\)` needs an indexed source"):
-        stream.deal(batch_size=1, window=3)
+    with pytest.raises(kdp.ChainError, match=r"by_shard\(window=\.\.\.\)\)` needs an indexed source"):
+        stream.deal(batch_size=1, shuffle=kdp.by_shard(window=2))
+    with pytest.raises(ValueError, match="`window` must be"):
+        kdp.by_shard(window=0)

@@ -119,10 +119,10 @@ def keys(batches: Any) -> list[str]:
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.filterwarnings("ignore:.* workers have nothing to do:UserWarning")
 def test_batches_are_the_same_for_any_workers(chain: Any, service: str, data: Data) -> None:
-    pipe = chain(*data, batch_size=4, lanes=4)
+    pipe = chain(*data, batch_size=4, split=kdp.lanes(4))
     expected = [list(pipe) for _ in range(2)]
     assert expected[0] != expected[1]
-    with kdp.Loader(chain(*data, batch_size=4, lanes=4), reading_service=SERVICES[service]()) as loader:
+    with kdp.Loader(chain(*data, batch_size=4, split=kdp.lanes(4)), reading_service=SERVICES[service]()) as loader:
         assert [list(loader) for _ in range(2)] == expected
 
 
@@ -168,7 +168,9 @@ def test_each_shard_is_opened_once(
 ) -> None:
     opened = opened_by(monkeypatch)
     for rank in range(num_ranks):
-        pipe = of_rank(drawn(kdp.stream_shards(urls), global_batch_size=8, lanes=8, max_ranks=4), num_ranks, rank)
+        pipe = of_rank(
+            drawn(kdp.stream_shards(urls), global_batch_size=8, split=kdp.lanes(8, max_ranks=4)), num_ranks, rank
+        )
         service = kdp.ThreadReadingService(num_workers)
         with kdp.Loader(pipe, reading_service=service) as loader, pytest.warns() if num_workers > 2 else _nothing():
             list(loader)
@@ -184,7 +186,7 @@ def _nothing() -> Any:
 @pytest.mark.parametrize("service", ["0", "2", "2 threads"])
 @pytest.mark.filterwarnings("ignore:.* workers have nothing to do:UserWarning")
 def test_ranks_share_the_same_global_batches(chain: Any, num_ranks: int, service: str, data: Data) -> None:
-    cut: dict[str, Any] = {"global_batch_size": 8, "lanes": 8, "max_ranks": 4}
+    cut: dict[str, Any] = {"global_batch_size": 8, "split": kdp.lanes(8, max_ranks=4)}
     expected = list(chain(*data, **cut))
     parts: dict[int, dict[int, list[Any]]] = {}
     for rank in range(num_ranks):
@@ -199,7 +201,7 @@ def test_ranks_share_the_same_global_batches(chain: Any, num_ranks: int, service
 @every_chain
 @pytest.mark.parametrize("service", ["0", "3", "2 threads"])
 def test_a_stream_resumes_at_every_batch(chain: Any, service: str, data: Data) -> None:
-    cut: dict[str, Any] = {"batch_size": 4, "lanes": 3}
+    cut: dict[str, Any] = {"batch_size": 4, "split": kdp.lanes(3)}
     with kdp.Loader(chain(*data, **cut), reading_service=SERVICES["2"]()) as loader:
         states, batches = [loader.state_dict()], []
         for batch in loader:
@@ -217,7 +219,7 @@ def test_a_stream_resumes_at_every_batch(chain: Any, service: str, data: Data) -
 @pytest.mark.parametrize("chain", [plain, buffered], ids=lambda chain: chain.__name__)
 @pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_a_run_resumes_with_other_workers_and_ranks_anywhere(chain: Any, uneven: Any, data: Data) -> None:
-    cut: dict[str, Any] = {"global_batch_size": 8, "lanes": 4, "max_ranks": 2, "uneven": uneven}
+    cut: dict[str, Any] = {"global_batch_size": 8, "uneven": uneven, "split": kdp.lanes(4, max_ranks=2)}
     batches = list(chain(*data, **cut))[:7]  # as many have pieces from both lanes
     setups = cycle([("0", 1), ("2", 2), ("2 threads", 1), ("0", 2), ("2", 1)])
     found, state = [], None
@@ -240,7 +242,7 @@ def test_a_run_resumes_with_other_workers_and_ranks_anywhere(chain: Any, uneven:
 @pytest.mark.parametrize("uneven", ["keep", "pad", "drop"])
 @pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
 def test_an_epoch_resumes_after_every_batch_up_to_its_end(data: Data, uneven: Any) -> None:
-    cut: dict[str, Any] = {"global_batch_size": 4, "lanes": 4, "max_ranks": 2, "uneven": uneven}
+    cut: dict[str, Any] = {"global_batch_size": 4, "uneven": uneven, "split": kdp.lanes(4, max_ranks=2)}
     expected = list(plain(*data, **cut))
     found, state, services = [], None, cycle(["0", "2 threads"])
     for service in islice(services, len(expected)):
@@ -263,7 +265,7 @@ def test_a_state_of_16_lanes_is_small(tmp_path: Path) -> None:
 
 def test_a_resumed_stream_opens_no_shard_that_is_done(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     opened = opened_by(monkeypatch)
-    with kdp.Loader(drawn(kdp.stream_shards(urls), batch_size=2, lanes=3)) as loader:
+    with kdp.Loader(drawn(kdp.stream_shards(urls), batch_size=2, split=kdp.lanes(3))) as loader:
         batches = iter(loader)
         for _ in range(18):
             next(batches)
@@ -292,7 +294,7 @@ def test_a_worker_that_dies_resumes_its_lanes(urls: list[str], tmp_path: Path) -
         if is_deadly:
             deadly.touch()
         log.write_text("")
-        pipe = kdp.stream_shards(urls).add_field("d", note).select("key d").deal(batch_size=4, lanes=4)
+        pipe = kdp.stream_shards(urls).add_field("d", note).select("key d").deal(batch_size=4, split=kdp.lanes(4))
         service = kdp.ProcessReadingService(2, prefetch=1)
         with kdp.Loader(pipe, reading_service=service) as loader:
             expected.append(list(loader))
@@ -313,8 +315,8 @@ def test_a_replaced_worker_opens_only_its_open_shards(tmp_path: Path, monkeypatc
         return read_members(url, *how)
 
     monkeypatch.setattr("kdpipes.sources.stream_shards.read_members", read)  # forked workers inherit it
-    pipe = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, shuffle="shards")
-    expected = list(drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, shuffle="shards"))
+    pipe = drawn(kdp.stream_shards(urls), batch_size=2, shuffle="shards", split=kdp.lanes(4))
+    expected = list(drawn(kdp.stream_shards(urls), batch_size=2, shuffle="shards", split=kdp.lanes(4)))
     log.write_text("")
     service = kdp.ProcessReadingService(2, prefetch=1, start_method="fork")
     with kdp.Loader(pipe, reading_service=service) as loader:
@@ -338,7 +340,9 @@ def test_a_replaced_worker_requests_only_what_it_was_reading(tmp_path: Path) -> 
     for is_killed in (False, True):
         with serving() as server:
             server.files = {f"/{path.name}": path.read_bytes() for path in paths}
-            pipe = drawn(kdp.stream_shards([f"{server.url}/{path.name}" for path in paths]), batch_size=2, lanes=4)
+            pipe = drawn(
+                kdp.stream_shards([f"{server.url}/{path.name}" for path in paths]), batch_size=2, split=kdp.lanes(4)
+            )
             service = kdp.ProcessReadingService(2, prefetch=1, start_method="fork")
             with kdp.Loader(pipe, reading_service=service) as loader:
                 for number, _ in enumerate(loader):
@@ -366,7 +370,7 @@ ENDLESS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_a_long_stream_resumes_under_other_workers(urls: list[str], kind: str) -> None:
     def pipe() -> Any:
-        return drawn(ENDLESS[kind](urls), batch_size=3, lanes=4)
+        return drawn(ENDLESS[kind](urls), batch_size=3, split=kdp.lanes(4))
 
     expected = list(islice(pipe(), 40))
     with kdp.Loader(pipe(), num_workers=2) as loader:
@@ -388,7 +392,7 @@ LOADERS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", LOADERS)
 def test_other_loaders_give_the_same_batches(urls: list[str], others: list[str], kind: str) -> None:
     def pipe(shards: list[str]) -> Any:
-        return drawn(kdp.stream_shards(shards), batch_size=2, lanes=6)
+        return drawn(kdp.stream_shards(shards), batch_size=2, split=kdp.lanes(6))
 
     def batches_of(stream: Any, num_workers: int) -> list[Any]:
         loader = LOADERS[kind](stream, num_workers)
@@ -408,7 +412,7 @@ def test_other_loaders_give_the_same_batches(urls: list[str], others: list[str],
 
 
 def test_trainers_skip_batches_by_their_count(urls: list[str]) -> None:
-    with kdp.Loader(drawn(kdp.stream_shards(urls), batch_size=2, lanes=4)) as loader:
+    with kdp.Loader(drawn(kdp.stream_shards(urls), batch_size=2, split=kdp.lanes(4))) as loader:
         batches = list(loader)
         loader.set_epoch(0)
         assert list(loader.from_batch(len(batches) - 3)) == batches[-3:]
@@ -416,7 +420,7 @@ def test_trainers_skip_batches_by_their_count(urls: list[str]) -> None:
 
 def test_one_lane_gives_the_stream_in_order(urls: list[str]) -> None:
     whole = list(kdp.stream_shards(urls).select("key").deal(batch_size=5, split="samples"))
-    assert list(kdp.stream_shards(urls).select("key").deal(batch_size=5, lanes=1)) == whole
+    assert list(kdp.stream_shards(urls).select("key").deal(batch_size=5, split=kdp.lanes(1))) == whole
 
 
 @pytest.mark.filterwarnings("ignore:.*makes no batch from:UserWarning")
@@ -443,29 +447,29 @@ def test_streams_that_cannot_be_cut_are_read_whole(urls: list[str]) -> None:
     assert not stock.deal(batch_size=1).has_lanes
     assert not counting.deal(batch_size=1).has_lanes
     with pytest.raises(kdp.ChainError, match=r"cannot cut this stream: .* is not a stream of shards"):
-        stock.deal(batch_size=1, split="lanes")
+        stock.deal(batch_size=1, split=kdp.lanes())
     with pytest.raises(kdp.ChainError, match=r"cannot cut this stream: `repeat_until` counts over the whole stream"):
-        counting.deal(batch_size=1, split="lanes")
+        counting.deal(batch_size=1, split=kdp.lanes())
 
 
 def test_arguments_that_do_not_fit_are_errors(urls: list[str]) -> None:
     stream = kdp.stream_shards(urls)
-    with pytest.raises(ValueError, match="`split` must be one of 'auto', 'lanes', 'samples'"):
+    with pytest.raises(ValueError, match=r'`split` must be "auto", "samples" or `kdp.lanes'):
         stream.deal(batch_size=1, split="shards")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="`max_ranks` must be given with `global_batch_size`"):
-        stream.deal(batch_size=1, max_ranks=2)
-    with pytest.raises(ValueError, match="`max_ranks` must be a divisor of `global_batch_size`, 8, and of `lanes`, 16"):
-        stream.deal(global_batch_size=8, max_ranks=3)
-    with pytest.raises(ValueError, match=r"cannot be given with `deal\(split=\"samples\"\)`"):
-        stream.deal(batch_size=8, split="samples", lanes=2)
+    with pytest.raises(ValueError, match=r"max_ranks=...\)` needs `deal\(global_batch_size="):
+        stream.deal(batch_size=1, split=kdp.lanes(max_ranks=2))
+    with pytest.raises(
+        ValueError, match="`max_ranks` must be a divisor of `global_batch_size`, 8, and of the number of lanes, 16"
+    ):
+        stream.deal(global_batch_size=8, split=kdp.lanes(max_ranks=3))
     with pytest.raises(ValueError, match=r"The number of ranks, 3, must divide `max_ranks`, which is 4"):
         list(of_rank(stream.deal(global_batch_size=12), 3, 0))
 
 
 STEPS: dict[str, dict[str, Any]] = {
-    "lanes": {"batch_size": 4, "lanes": 3, "num_batches": 7},
-    "few": {"batch_size": 4, "lanes": 3, "num_batches": 2},
+    "few": {"batch_size": 4, "num_batches": 2, "split": kdp.lanes(3)},
     "whole": {"batch_size": 4, "split": "samples", "num_batches": 9},
+    "split": kdp.lanes({"batch_size": 4, "num_batches": 7, "split": kdp.lanes(3)}),
 }
 
 
@@ -504,7 +508,9 @@ def test_num_batches_resume_at_any_batch(chain: Any, kind: str, data: Data) -> N
 
 
 def test_num_batches_give_each_sample_once_before_any_twice(others: list[str]) -> None:
-    pipe = drawn(kdp.stream_shards(others), batch_size=5, lanes=3, num_batches=4, shuffle="shards")  # 6 * 5 samples
+    pipe = drawn(
+        kdp.stream_shards(others), batch_size=5, num_batches=4, shuffle="shards", split=kdp.lanes(3)
+    )  # 6 * 5 samples
     found = [key for _ in range(3) for batch in pipe for key, *_ in batch]
     assert len(set(found[:30])) == 30
     assert len(set(found[30:])) == 30
@@ -512,7 +518,9 @@ def test_num_batches_give_each_sample_once_before_any_twice(others: list[str]) -
 
 def test_num_batches_read_no_shard_again_after_an_epoch(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     opened = opened_by(monkeypatch)
-    pipe = drawn(kdp.stream_shards(urls).shuffle(buffer_size=4).to_samples(), batch_size=2, lanes=2, num_batches=4)
+    pipe = drawn(
+        kdp.stream_shards(urls).shuffle(buffer_size=4).to_samples(), batch_size=2, num_batches=4, split=kdp.lanes(2)
+    )
     with kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(2)) as loader:
         for _ in range(5):  # less than a pass
             list(loader)
@@ -524,14 +532,14 @@ def test_closing_a_loader_closes_the_kept_lanes(urls: list[str], num_workers: in
     gc.collect()
     gc.disable()  # which would close them, too
     try:
-        pipe = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, num_batches=6)
+        pipe = drawn(kdp.stream_shards(urls), batch_size=2, num_batches=6, split=kdp.lanes(4))
         service = kdp.ThreadReadingService(num_workers) if num_workers else None
         with kdp.Loader(pipe, reading_service=service) as loader:
             list(loader)
             assert len(open_files(urls)) == 4
         assert open_files(urls) == []
-        direct = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, num_batches=6)
-        whole = drawn(kdp.stream_shards(urls), batch_size=2, lanes=4, num_batches=6)
+        direct = drawn(kdp.stream_shards(urls), batch_size=2, num_batches=6, split=kdp.lanes(4))
+        whole = drawn(kdp.stream_shards(urls), batch_size=2, num_batches=6, split=kdp.lanes(4))
         expected = [list(whole) for _ in range(2)]
         whole.close_kept()
         found = list(direct)
@@ -553,7 +561,7 @@ def open_files(urls: list[str]) -> list[str]:
 
 def test_num_batches_go_on_after_an_epoch_that_was_left_early(urls: list[str]) -> None:
     def pipe() -> Any:
-        return drawn(kdp.stream_shards(urls), batch_size=3, lanes=4, num_batches=6)
+        return drawn(kdp.stream_shards(urls), batch_size=3, num_batches=6, split=kdp.lanes(4))
 
     expected = pipe()
     expected = [list(expected) for _ in range(3)]
@@ -571,11 +579,11 @@ def test_num_batches_go_on_after_an_epoch_that_was_left_early(urls: list[str]) -
     assert list(direct) == expected[1]
 
 
-@pytest.mark.parametrize("split", ["lanes", "samples"])
+@pytest.mark.parametrize("split", ["auto", "samples"])
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_num_batches_are_shared_by_ranks(urls: list[str], split: str, num_ranks: int) -> None:
     cut: dict[str, Any] = {"global_batch_size": 8, "num_batches": 5, "split": split}
-    cut |= {"lanes": 8, "max_ranks": 4} if split == "lanes" else {}
+    cut |= {"split": kdp.lanes(8, max_ranks=4)} if split == "lanes" else {}
     whole = drawn(kdp.stream_shards(urls), **cut)
     expected = [batch for _ in range(3) for batch in whole]
     parts = []
@@ -593,7 +601,7 @@ def test_num_batches_of_an_endless_stream(urls: list[str], kind: str) -> None:
             return (
                 IterableWrapper(range(7)).cycle().to_samples(fields="x").select("x").deal(batch_size=3, num_batches=4)
             )
-        return drawn(ENDLESS[kind](urls), batch_size=3, lanes=4, num_batches=4)
+        return drawn(ENDLESS[kind](urls), batch_size=3, num_batches=4, split=kdp.lanes(4))
 
     batches = pipe()
     expected = [list(batches) for _ in range(4)]
@@ -608,7 +616,7 @@ def test_num_batches_of_an_endless_stream(urls: list[str], kind: str) -> None:
 @pytest.mark.parametrize("kind", LOADERS)
 def test_num_batches_in_other_loaders(urls: list[str], kind: str) -> None:
     def pipe() -> Any:
-        return drawn(kdp.stream_shards(urls), batch_size=3, lanes=4, num_batches=10)
+        return drawn(kdp.stream_shards(urls), batch_size=3, num_batches=10, split=kdp.lanes(4))
 
     batches = pipe()
     expected = [list(batches) for _ in range(2)]
@@ -621,29 +629,29 @@ def test_num_batches_in_other_loaders(urls: list[str], kind: str) -> None:
 def test_num_batches_of_a_lane_without_samples_are_an_error(urls: list[str]) -> None:
     empty = kdp.stream_shards(urls).rename_fields(y="cls").filter_classes(valid=[7]).select("key")
     with pytest.raises(kdp.DataError, match="A lane of the stream gave no sample"):
-        list(empty.deal(batch_size=2, lanes=2, num_batches=3))
+        list(empty.deal(batch_size=2, num_batches=3, split=kdp.lanes(2)))
     with pytest.raises(ValueError, match="`uneven` cannot be used with `num_batches`"):
         empty.deal(batch_size=2, num_batches=3, uneven="drop")
 
 
 def test_lanes_that_are_too_short_for_a_batch_warn_once(tmp_path: Path) -> None:
     stream = kdp.stream_shards(write(tmp_path, [6] * 8)).select("key")
-    pipe = stream.deal(batch_size=12, lanes=8, uneven="drop")
-    with pytest.warns(UserWarning, match=r"no batch from 8 of 8 parts.* only 6.* Use `lanes=4`, "):
+    pipe = stream.deal(batch_size=12, uneven="drop", split=kdp.lanes(8))
+    with pytest.warns(UserWarning, match=r"no batch from 8 of 8 parts.* only 6.* Use `kdp\.lanes\(4\)`, "):
         assert list(pipe) == []
     assert list(pipe) == []  # warns once
-    assert len(list(stream.deal(batch_size=12, lanes=4, uneven="drop"))) == 4
-    pipe = stream.deal(global_batch_size=200, lanes=8, max_ranks=2, uneven="drop")
+    assert len(list(stream.deal(batch_size=12, uneven="drop", split=kdp.lanes(4)))) == 4
+    pipe = stream.deal(global_batch_size=200, uneven="drop", split=kdp.lanes(8, max_ranks=2))
     with kdp.Loader(pipe) as loader, pytest.warns(UserWarning, match=r"Use batches of at most 12 samples"):
         assert list(loader) == []
-    assert len(list(stream.deal(global_batch_size=12, lanes=8, max_ranks=2, uneven="drop"))) == 4
+    assert len(list(stream.deal(global_batch_size=12, uneven="drop", split=kdp.lanes(8, max_ranks=2)))) == 4
     with pytest.warns(UserWarning, match="makes no batch of 48 samples: a global batch has 49"):
         assert list(stream.deal(batch_size=49, uneven="drop", split="samples")) == []
 
 
 def test_num_batches_follow_ranks_that_change_between_epochs(urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def pipe() -> Any:
-        return drawn(kdp.stream_shards(urls), batch_size=3, lanes=3, num_batches=6)  # 4 lanes on 2 ranks
+        return drawn(kdp.stream_shards(urls), batch_size=3, num_batches=6, split=kdp.lanes(3))  # 4 lanes on 2 ranks
 
     with kdp.Loader(pipe(), num_workers=1) as loader:
         for _ in range(4):

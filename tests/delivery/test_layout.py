@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 from kdpipes.core.arithmetic import Permutation
-from kdpipes.delivery.cut import EqualEpoch
+from kdpipes.delivery.batching import EqualEpoch
 from kdpipes.delivery.layout import Layout, Sharding
 
 

@@ -1,4 +1,4 @@
-"""`deal(num_batches=)` and `deal(order=)`: epochs of a chosen length, and orders of the user's own."""
+"""`deal(num_batches=)` and `kdp.own_order`: epochs of a chosen length, and orders of the user's own."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(monkeypatch: pytest
 
 def test_steps_go_shard_by_shard(photo_shards: str) -> None:
     keys = kdp.open_shards(photo_shards).select("key")
-    pipe = keys.deal(batch_size=30, num_batches=3, shuffle="shards", window=20, seed=1)
+    pipe = keys.deal(batch_size=30, num_batches=3, shuffle=kdp.by_shard(window=20), seed=1)
     size = len(keys)
     seen = [key for _ in range(4) for batch in pipe for (key,) in batch]
     assert Counter(Counter(seen[:size]).values()) == {1: size}
@@ -109,13 +109,13 @@ def test_a_plan_that_draws_anew_keeps_its_first_samples() -> None:
 
 
 def test_a_function_gives_the_order_of_each_epoch() -> None:
-    pipe = numbers(6).deal(batch_size=2, order=lambda epoch: np.roll([0, 2, 4, 5], epoch))
+    pipe = numbers(6).deal(batch_size=2, batching=kdp.own_order(lambda epoch: np.roll([0, 2, 4, 5], epoch)))
     assert len(pipe) == 2
     assert [values(pipe) for _ in range(2)] == [[[0, 2], [4, 5]], [[5, 0], [2, 4]]]
 
 
 def test_an_order_with_rng_is_new_in_each_epoch_in_any_worker() -> None:
-    pipe = numbers(20).deal(batch_size=3, seed=4, order=lambda epoch, rng: rng.permutation(20))
+    pipe = numbers(20).deal(batch_size=3, seed=4, batching=kdp.own_order(lambda epoch, rng: rng.permutation(20)))
     with kdp.Loader(pipe) as loader:
         epochs = [values(loader) for _ in range(2)]
     assert epochs[0] != epochs[1]
@@ -123,7 +123,7 @@ def test_an_order_with_rng_is_new_in_each_epoch_in_any_worker() -> None:
         assert [values(loader) for _ in range(2)] == epochs
     theirs = DataLoader(pipe, batch_size=None, num_workers=1)
     assert values(theirs) == epochs[0]
-    other = numbers(20).deal(batch_size=3, seed=5, order=lambda epoch, rng: rng.permutation(20))
+    other = numbers(20).deal(batch_size=3, seed=5, batching=kdp.own_order(lambda epoch, rng: rng.permutation(20)))
     assert values(other) != epochs[0]
 
 
@@ -137,7 +137,7 @@ def test_an_order_with_rng_is_new_in_each_epoch_in_any_worker() -> None:
 )
 def test_samplers_of_torch_keep_to_the_epoch(sampler: Any) -> None:
     def epochs(num_threads: int) -> list[list[list[int]]]:
-        pipe = numbers(20).deal(batch_size=4, order=sampler)
+        pipe = numbers(20).deal(batch_size=4, batching=kdp.own_order(sampler))
         service = kdp.ThreadReadingService(num_threads) if num_threads else None
         with kdp.Loader(pipe, reading_service=service) as loader:
             return [values(loader) for _ in range(2)]
@@ -152,27 +152,31 @@ def test_a_distributed_sampler_deals_to_ranks_itself(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", "2")
     sampler: Any = DistributedSampler(range(20), num_replicas=2, rank=rank, seed=3)
-    pipe = numbers(20).deal(batch_size=4, order=sampler, ranks=1)
+    pipe = numbers(20).deal(batch_size=4, ranks=1, batching=kdp.own_order(sampler))
     for epoch in range(2):
         sampler.set_epoch(epoch)
         assert [x for batch in values(pipe) for x in batch] == list(sampler)
-    doubly = numbers(20).deal(batch_size=4, order=sampler)
+    doubly = numbers(20).deal(batch_size=4, batching=kdp.own_order(sampler))
     for use in (len, list):
         with pytest.raises(kdp.ChainError, match=r"sampler for 2 ranks.*ranks=1"):
             use(doubly)
     alone: Any = DistributedSampler(range(20), num_replicas=1, rank=0)
-    assert len(numbers(20).deal(batch_size=4, order=alone)) == 3
+    assert len(numbers(20).deal(batch_size=4, batching=kdp.own_order(alone))) == 3
 
 
 def test_the_batches_of_a_batch_sampler_can_be_dealt() -> None:
     batches = BatchSampler(SequentialSampler(range(8)), 4, False)
-    pipe = numbers(8).deal(batch_size=4, order=lambda epoch: [place for batch in batches for place in batch])
+    pipe = numbers(8).deal(
+        batch_size=4, batching=kdp.own_order(lambda epoch: [place for batch in batches for place in batch])
+    )
     assert values(pipe) == list(batches)
 
 
 def test_weighted_samplers_draw_anew_and_the_same_anywhere() -> None:
     def chain() -> Any:
-        return numbers(20).deal(batch_size=5, order=WeightedRandomSampler([1.0] * 10 + [0.0] * 10, 15), seed=1)
+        return numbers(20).deal(
+            batch_size=5, seed=1, batching=kdp.own_order(WeightedRandomSampler([1.0] * 10 + [0.0] * 10, 15))
+        )
 
     epochs = [values(pipe) for pipe in [chain()] for _ in range(2)]
     assert epochs[0] != epochs[1]
@@ -195,31 +199,31 @@ class Rolled:
 
 
 def test_samplers_of_other_libraries_have_set_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = numbers(6).deal(batch_size=3, order=Rolled(1))
+    pipe = numbers(6).deal(batch_size=3, batching=kdp.own_order(Rolled(1)))
     assert [values(pipe) for _ in range(2)] == [[[0, 1, 2], [3, 4, 5]], [[5, 0, 1], [2, 3, 4]]]
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(kdp.ChainError, match="sampler for 2 ranks"):
-        list(numbers(6).deal(batch_size=3, order=Rolled(2)))
+        list(numbers(6).deal(batch_size=3, batching=kdp.own_order(Rolled(2))))
 
 
 def test_threads_that_share_a_sampler_do_not_disturb_each_other() -> None:
     sampler = RandomSampler(range(400), generator=torch.Generator())
-    pipe = numbers(400).deal(batch_size=4, order=sampler)
+    pipe = numbers(400).deal(batch_size=4, batching=kdp.own_order(sampler))
     with kdp.Loader(pipe, reading_service=kdp.ThreadReadingService(4)) as loader:
         for _ in range(6):
             assert sorted(x for batch in values(loader) for x in batch) == list(range(400))
 
 
 def test_a_state_knows_the_order() -> None:
-    with kdp.Loader(numbers(8).deal(batch_size=2, order=lambda epoch: [3, 1, 0, 5])) as loader:
+    with kdp.Loader(numbers(8).deal(batch_size=2, batching=kdp.own_order(lambda epoch: [3, 1, 0, 5]))) as loader:
         running = iter(loader)
         next(running)
         state, rest = loader.state_dict(), values(running)
-    with kdp.Loader(numbers(8).deal(batch_size=2, order=lambda epoch: [3, 1, 0, 5])) as loader:
+    with kdp.Loader(numbers(8).deal(batch_size=2, batching=kdp.own_order(lambda epoch: [3, 1, 0, 5]))) as loader:
         loader.load_state_dict(state)
         assert values(loader) == rest
-    other = kdp.Loader(numbers(8).deal(batch_size=2, order=lambda epoch: [3, 1, 0, 6]))
+    other = kdp.Loader(numbers(8).deal(batch_size=2, batching=kdp.own_order(lambda epoch: [3, 1, 0, 6])))
     with other, pytest.raises(ValueError, match="`deal`"):
         other.load_state_dict(state)
 
@@ -229,12 +233,23 @@ def test_a_state_knows_the_order() -> None:
     [
         ({"num_batches": 0}, ValueError, "`num_batches` must be an integer of at least 1"),
         ({"num_batches": 2, "uneven": "drop"}, ValueError, "`uneven` cannot be used with `num_batches`"),
-        ({"num_batches": 2, "order": list}, ValueError, "`order` and `num_batches` cannot be given together"),
-        ({"shuffle": True, "order": list}, ValueError, "`order` and `shuffle` cannot be given together"),
-        ({"order": 3}, TypeError, "`order` must be"),
-        ({"order": BatchSampler(SequentialSampler(range(4)), 2, False)}, TypeError, "of samples, not of batches"),
-        ({"order": lambda epoch: [0.5]}, TypeError, "`order` must return a 1-D array of integer positions"),
-        ({"order": lambda epoch: [0, 8]}, IndexError, "gave position 8 for epoch 0"),
+        (
+            {"num_batches": 2, "batching": kdp.own_order(list)},
+            ValueError,
+            "`num_batches` cannot be used with `kdp.own_order",
+        ),
+        (
+            {"shuffle": True, "batching": kdp.own_order(list)},
+            ValueError,
+            "`shuffle` cannot be used with `kdp.own_order",
+        ),
+        ({"batching": 3}, TypeError, "`batching` must be an object like"),
+        (
+            {"batching": kdp.own_order(lambda epoch: [0.5])},
+            TypeError,
+            "`order` must return a 1-D array of integer positions",
+        ),
+        ({"batching": kdp.own_order(lambda epoch: [0, 8])}, IndexError, "gave position 8 for epoch 0"),
     ],
 )
 def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> None:
@@ -242,18 +257,30 @@ def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> N
         list(numbers(8).deal(batch_size=2, **arguments))
 
 
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (3, "`order` must be"),
+        (BatchSampler(SequentialSampler(range(4)), 2, False), "of samples, not of batches"),
+    ],
+)
+def test_what_is_no_order_is_rejected(order: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        kdp.own_order(order)
+
+
 def test_a_sampler_that_does_not_end_is_an_error() -> None:
     class Endless(Sampler[int]):
         def __iter__(self) -> Iterator[int]:
             return cycle([0, 1])
 
-    pipe = numbers(2).deal(batch_size=2, order=Endless())
+    pipe = numbers(2).deal(batch_size=2, batching=kdp.own_order(Endless()))
     with pytest.raises(ValueError, match="`order` must end, but is a sampler that gave more than 1,000,020 positions"):
         len(pipe)
 
 
 def test_epochs_of_different_lengths_are_an_error_with_a_hint() -> None:
-    pipe = numbers(8).deal(batch_size=2, order=lambda epoch: list(range(4 + epoch)))
+    pipe = numbers(8).deal(batch_size=2, batching=kdp.own_order(lambda epoch: list(range(4 + epoch))))
     list(pipe)
     with pytest.raises(ValueError, match=r"returned 4 for epoch 0 and 5 for epoch 1.*num_batches"):
         list(pipe)

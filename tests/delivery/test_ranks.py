@@ -177,7 +177,7 @@ def test_ranks_that_read_lanes_of_their_own_end_together(tmp_path: Path, interpr
         stream = (stream.add_field("died", lambda sample: 0) if kind.endswith("dies") else stream).select(fields)
         uneven: Any = kind.split()[1]
         cut: dict[str, Any] = {"num_batches": 9} if uneven == "steps" else {"uneven": uneven}
-        return stream.deal(global_batch_size=4, max_ranks=2, lanes=6, shuffle="shards", **cut)
+        return stream.deal(global_batch_size=4, shuffle="shards", split=kdp.lanes(6, max_ranks=2), **cut)
 
     deadly = [Path(f"{urls[0]}.deadly.{rank}") for rank in range(2)]
     for path in deadly if kind.endswith("dies") else ():

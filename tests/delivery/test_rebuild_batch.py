@@ -74,9 +74,13 @@ CHAINS: dict[str, Callable[[], Any]] = {
     "indexed, dropped": lambda: indexed().deal(batch_size=5, shuffle=True, uneven="drop").collate_samples(),
     "stream": lambda: stream().deal(batch_size=4, seed=7).collate_samples(),
     "stream, padded": lambda: stream().deal(batch_size=4, uneven="pad").collate_samples(),
-    "by length": lambda: by_length().deal(batch_by="length", max_tokens=9, shuffle=True).collate_samples(),
+    "by length": lambda: (
+        by_length().deal(shuffle=True, batching=kdp.by_length("length", max_tokens=9)).collate_samples()
+    ),
     "by length, padded": lambda: (
-        by_length().deal(batch_by="length", global_max_tokens=8, global_batch_size=3, uneven="pad").collate_samples()
+        by_length()
+        .deal(global_batch_size=3, uneven="pad", batching=kdp.by_length("length", global_max_tokens=8))
+        .collate_samples()
     ),
     "mixup": lambda: indexed().deal(batch_size=4, shuffle=True).collate_samples().mixup(num_classes=3),
     "mixup twice": lambda: (

@@ -89,7 +89,9 @@ def test_batches_are_those_of_single_samples(name: str, num_read: list[int], mon
     assert found == epochs()
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": "shards", "lanes": 4}, {"num_batches": 5}], ids=["0", "1", "2"])
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": "shards", "split": kdp.lanes(4)}, {"num_batches": 5}], ids=["0", "1", "2"]
+)
 def test_batches_of_shards_are_those_of_single_samples(
     options: Any, tars: list[str], num_read: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

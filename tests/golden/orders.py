@@ -159,15 +159,17 @@ ENTRIES: dict[str, Callable[[Path], Any]] = {
     "deal, drop": lambda _: batches(indexed(), batch_size=8, shuffle=True, uneven="drop"),
     "deal, 2 ranks": lambda _: on_ranks(2, lambda: batches(indexed(), global_batch_size=8, shuffle=True)),
     "deal, 3 ranks, pad": lambda _: on_ranks(3, lambda: batches(indexed(), batch_size=3, shuffle=True, uneven="pad")),
-    "deal, by length": lambda _: batches(Birds(), "x length", batch_by="length", max_tokens=30, shuffle=True, seed=1),
-    "deal, by length in order": lambda _: batches(Birds(), batch_by="length", max_tokens=30),
+    "deal, by length": lambda _: batches(
+        Birds(), "x length", shuffle=True, seed=1, batching=kdp.by_length("length", max_tokens=30)
+    ),
+    "deal, by length in order": lambda _: batches(Birds(), batching=kdp.by_length("length", max_tokens=30)),
     "deal, by length on 2 ranks": lambda _: on_ranks(
-        2, lambda: batches(Birds(), batch_by="length", max_tokens=20, shuffle=True, seed=2)
+        2, lambda: batches(Birds(), shuffle=True, seed=2, batching=kdp.by_length("length", max_tokens=20))
     ),
     "deal, by shard": lambda _: batches(Birds(), batch_size=6, shuffle="shards", seed=1),
-    "deal, by shard in windows": lambda _: batches(Birds(), batch_size=6, shuffle="shards", window=7, seed=1),
+    "deal, by shard in windows": lambda _: batches(Birds(), batch_size=6, shuffle=kdp.by_shard(window=7), seed=1),
     "deal, by shard on 2 ranks": lambda _: on_ranks(
-        2, lambda: batches(Birds(), global_batch_size=6, shuffle="shards", window=1, seed=4)
+        2, lambda: batches(Birds(), global_batch_size=6, shuffle=kdp.by_shard(window=1), seed=4)
     ),
     "deal, stream": lambda _: batches(stream().shuffle(buffer_size=8), batch_size=6, seed=5),
     "deal, stream on 2 ranks": lambda _: on_ranks(
@@ -179,6 +181,6 @@ ENTRIES: dict[str, Callable[[Path], Any]] = {
         folder, 2, batch_size=4, split="samples", shuffle="shards", seed=2
     ),
     "deal, stream of shards, 2 ranks": lambda folder: on_ranks(
-        2, lambda: streamed(folder, 2, global_batch_size=4, max_ranks=2, shuffle="shards", seed=3)
+        2, lambda: streamed(folder, 2, global_batch_size=4, shuffle="shards", seed=3, split=kdp.lanes(max_ranks=2))
     ),
 }

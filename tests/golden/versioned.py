@@ -179,7 +179,7 @@ STATES: dict[str, Callable[[Path], Any]] = {
     "deal, shuffle": lambda _: states(indexed(), 1, batch_size=6, shuffle=True, seed=3),
     "deal, pad": lambda _: states(indexed(), 1, batch_size=6, uneven="pad"),
     "deal, 2 ranks": lambda _: on_ranks(2, lambda: states(indexed(), 1, global_batch_size=4)),
-    "deal, by length": lambda _: states(texts(), 2, batch_by="length", max_tokens=30, shuffle=True),
+    "deal, by length": lambda _: states(texts(), 2, shuffle=True, batching=kdp.by_length("length", max_tokens=30)),
     "image transforms": lambda _: states(
         pictures().record_ctx().transform("x", kdp.RandomResizedCrop(8), kdp.HorizontalFlip()), 1, batch_size=2
     ),
@@ -209,7 +209,7 @@ STATES: dict[str, Callable[[Path], Any]] = {
     "batch pipes": lambda _: of_batches(),
     "open_shards": lambda folder: states(shards(folder, kdp.open_shards), 2, batch_size=4),
     "open_shards, by shard": lambda folder: states(
-        shards(folder, kdp.open_shards), 2, batch_size=4, shuffle="shards", window=7
+        shards(folder, kdp.open_shards), 2, batch_size=4, shuffle=kdp.by_shard(window=7)
     ),
     "stream": lambda _: states(stream().shuffle(buffer_size=5), 2, batch_size=4),
     "stream, plan": lambda _: states(

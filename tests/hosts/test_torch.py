@@ -40,7 +40,7 @@ def test_a_loader_has_the_parts_of_torchs_loader(num_workers: int) -> None:
 
 def test_batches_by_length_have_no_batch_size() -> None:
     lengths = kdp.from_dataset([(1, 0), (3, 0), (2, 0)])
-    with kdp.Loader(lengths.deal(batch_by="x", max_tokens=3, uneven="drop")) as loader:
+    with kdp.Loader(lengths.deal(uneven="drop", batching=kdp.by_length("x", max_tokens=3))) as loader:
         assert (loader.batch_size, loader.batch_sampler.batch_size, loader.drop_last) == (None, None, True)
 
 

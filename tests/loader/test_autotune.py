@@ -196,7 +196,9 @@ def test_lanes_of_a_stream_go_on_at_their_cursors(tmp_path: Any) -> None:
 
     def chain() -> Any:
         stream = kdp.stream_shards(str(tmp_path / "*.tar")).shuffle(buffer_size=7)
-        return stream.select("json cls").deal(batch_size=4, lanes=4, seed=1, shuffle="shards").collate_samples()
+        return (
+            stream.select("json cls").deal(batch_size=4, seed=1, shuffle="shards", split=kdp.lanes(4)).collate_samples()
+        )
 
     with kdp.Loader(chain()) as loader:
         expected = [lists(loader) for _ in range(2)]

@@ -128,7 +128,7 @@ def test_a_short_last_batch_is_planned_as_it_is_dealt(uneven: str) -> None:
     [
         ({"num_batches": 15}, 60),
         ({"num_batches": 3}, 12),
-        ({"order": lambda epoch: [0, 1, 2, 0, 1, 39, 0, 5], "shuffle": False}, 8),
+        ({"batching": kdp.own_order(lambda epoch: [0, 1, 2, 0, 1, 39, 0, 5]), "shuffle": False}, 8),
     ],
 )
 def test_an_epoch_of_another_length_than_its_source_is_planned(options: Any, size: int) -> None:
@@ -140,7 +140,7 @@ def test_an_epoch_of_another_length_than_its_source_is_planned(options: Any, siz
 
 def test_batches_by_length_have_receipts() -> None:
     source = kdp.from_dataset([("a" * n, n) for n in range(1, 30)]).select("x")
-    pipe = source.deal(batch_by="y", global_max_tokens=64, shuffle=True, uneven="pad")
+    pipe = source.deal(shuffle=True, uneven="pad", batching=kdp.by_length("y", global_max_tokens=64))
     assert verify_receipts([run(pipe, rank, 2) for rank in range(2)]).is_complete
 
 

@@ -42,16 +42,14 @@ def index(urls: list[str]) -> None:
 
 def chain(urls: list[str], **options: Any) -> Any:
     stream = kdp.stream_shards(urls).shuffle(buffer_size=5).to_samples().select("key")
-    cut = {"global_batch_size": 4, "lanes": 4, "max_ranks": 4, "shuffle": "shards"}
+    cut = {"global_batch_size": 4, "shuffle": "shards", "split": kdp.lanes(4, max_ranks=4)}
     return stream.deal(**(cut | options))
 
 
-@pytest.mark.parametrize("split", ["lanes", "samples"])
+@pytest.mark.parametrize("split", ["auto", "samples"])
 @pytest.mark.filterwarnings("ignore:.* workers have nothing to do:UserWarning")
 def test_ranks_with_killed_workers_deliver_each_sample_once(urls: list[str], split: str) -> None:
-    options: dict[str, Any] = (
-        {} if split == "lanes" else {"split": split, "lanes": None, "max_ranks": None, "uneven": "pad"}
-    )
+    options: dict[str, Any] = {} if split == "auto" else {"split": split, "uneven": "pad"}
     receipts = [run(chain(urls, **options), rank, 4, num_workers=2, kill=True) for rank in range(4)]
     verdict = verify_receipts(receipts)
     assert verdict == (True, 54, 0, (0,), (), ("No sample came twice.", NOT_KNOWN))
@@ -133,7 +131,7 @@ def test_skipped_samples_and_lost_shards_are_counted(urls: list[str]) -> None:
 
     def skipping() -> Any:
         stream = kdp.stream_shards(urls, verify=False).on_error("skip", max_share=1.0).add_field("bad", reject)
-        return stream.select("key bad").deal(global_batch_size=8, lanes=2, uneven="pad")
+        return stream.select("key bad").deal(global_batch_size=8, uneven="pad", split=kdp.lanes(2))
 
     index(urls)
     receipts = [run(skipping(), rank, 2, num_workers=1) for rank in range(2)]

@@ -480,9 +480,12 @@ def test_a_shuffle_that_leaves_neighbours_together_is_found(tmp_path: Path) -> N
     source = kdp.from_dataset([str(number) for number in range(1024)], "txt")
     kdp.write_shards(source, f"{tmp_path}/n-%06d.tar", max_samples=64)
     shards = kdp.open_shards(f"{tmp_path}/n-*.tar").select("key")
-    (finding,) = findings(shards.deal(batch_size=8, shuffle="shards", window=8))
+    (finding,) = findings(shards.deal(batch_size=8, shuffle=kdp.by_shard(window=8)))
     assert (finding.code, finding.severity, finding.pipe) == ("weak-shuffle", "warning", "deal")
-    for whole in (shards.deal(batch_size=8, shuffle=True), shards.deal(batch_size=8, shuffle="shards", window=1024)):
+    for whole in (
+        shards.deal(batch_size=8, shuffle=True),
+        shards.deal(batch_size=8, shuffle=kdp.by_shard(window=1024)),
+    ):
         assert found(whole) == []
 
 

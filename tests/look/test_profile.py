@@ -197,7 +197,7 @@ def test_measuring_changes_no_batch(photo_folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore:1 of 2 workers have nothing to do:UserWarning")
 @pytest.mark.parametrize("service", [None, kdp.ThreadReadingService(2)], ids=["inline", "threads"])
 @pytest.mark.parametrize("is_shuffled", [False, True])
-@pytest.mark.parametrize("options", [{}, {"num_batches": 5}, {"lanes": 1}, {"split": "samples"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_batches": 5}, {"split": kdp.lanes(1)}, {"split": "samples"}], ids=str)
 def test_measuring_changes_no_batch_of_lanes(service: Any, is_shuffled: bool, options: Any, tmp_path: Path) -> None:
     shards = kdp.stream_shards(write_photo_shards(tmp_path)).rename_fields(y="cls")
     shuffled = shards.shuffle(buffer_size=20) if is_shuffled else shards

@@ -117,7 +117,7 @@ CHOOSERS: dict[str, Any] = {
     "take_per_class": lambda pipe: pipe.take_per_class(share=0.5),
     "split": lambda pipe: kdp.split(pipe, by="y", a=0.5, b=0.5).a,
     "through a plan": lambda pipe: pipe.permute(1).filter_classes(valid=[0]),
-    "deal": lambda pipe: pipe.deal(batch_by="y", max_tokens=8),
+    "deal": lambda pipe: pipe.deal(batching=kdp.by_length("y", max_tokens=8)),
 }
 
 

@@ -180,7 +180,7 @@ def test_shards_are_shuffled_as_they_are_drawn(photo_shards: str) -> None:
 
     def chain() -> Any:
         pipe = shards.sample_weighted(np.arange(160.0), num_samples=60).select("key")
-        return pipe.deal(batch_size=10, shuffle="shards", window=20, seed=1)
+        return pipe.deal(batch_size=10, shuffle=kdp.by_shard(window=20), seed=1)
 
     inline_chain, plain = chain(), shards.sample_weighted(np.arange(160.0), num_samples=60)
     expected = [list(inline_chain) for _ in range(3)]
@@ -222,8 +222,8 @@ def test_a_slice_has_the_same_samples_in_every_epoch() -> None:
 
 def test_batches_by_length_keep_the_first_draw() -> None:
     plan = weighted().add_field("length", lambda sample: sample["x"] % 5 + 1)
-    chain = plan.select("key length").deal(batch_by="length", max_tokens=12, shuffle=True)
-    with pytest.warns(UserWarning, match=r"because `deal\(batch_by=...\)` after it depends on their values"):
+    chain = plan.select("key length").deal(shuffle=True, batching=kdp.by_length("length", max_tokens=12))
+    with pytest.warns(UserWarning, match=r"because `kdp\.by_length\(...\)` after it depends on their values"):
         num_batches = len(chain)
     chosen = Counter(weighted().column("key").tolist())
     for _ in range(3):

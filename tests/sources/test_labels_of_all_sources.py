@@ -323,7 +323,7 @@ def test_numbers_that_are_no_classes_stay_numbers(values: Any) -> None:
             lambda pipe=pipe: pipe.map_classes({1: 0}).column("x"),
             lambda pipe=pipe: pipe.few_shot(1).column("x"),
             lambda pipe=pipe: kdp.class_counts(pipe),
-            lambda pipe=pipe: list(pipe.deal(batch_by="class", classes_per_batch=1, samples_per_class=1)),
+            lambda pipe=pipe: list(pipe.deal(batching=kdp.by_class(1, 1))),
         ):
             with pytest.raises((kdp.DataError, TypeError), match=r"must be whole numbers\. .*`\.transform\('y'"):
                 plan()
@@ -350,7 +350,7 @@ def test_missing_texts_are_no_class_for_any_plan(missing: Any, source: Any) -> N
     assert pipe.take_per_class(num_samples=1).column("x").tolist() == [0, 2]
     assert 1 not in [*pipe.few_shot(1).column("x"), *pipe.few_shot(1, rest=True).column("x")]
     assert 1 not in pipe.sample_weighted(temperature=2, num_samples=20).column("x")
-    batches = pipe.select("x").deal(batch_by="class", classes_per_batch=2, samples_per_class=1)
+    batches = pipe.select("x").deal(batching=kdp.by_class(2, 1))
     assert all(x != 1 for batch in batches for (x,) in batch)
 
 

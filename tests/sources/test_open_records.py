@@ -222,7 +222,7 @@ def test_a_copy_and_a_read_only_folder_are_read_unchanged(birds: Path, tmp_path:
 def chain(folder: Path) -> Any:
     records = kdp.open_records(folder, block_size=3).filter_classes(valid=[0, 2])
     pipe = records.transform("x", lambda x, rng: x[0, 0].astype(np.int64) + rng.integers(5)).select("x y key")
-    return pipe.deal(batch_size=4, shuffle="shards", window=6, seed=1).collate_samples()
+    return pipe.deal(batch_size=4, shuffle=kdp.by_shard(window=6), seed=1).collate_samples()
 
 
 def plain(batches: Any) -> list[Any]:
@@ -257,7 +257,7 @@ def test_a_forked_process_reads_what_its_parent_is_reading(birds: Path) -> None:
 
 def parts_in_windows(pipe: Any, seed: int) -> list[set[int]]:
     """Return of which parts each window of 8 samples is, of an epoch that has all samples once."""
-    batches = pipe.select("index").deal(batch_size=4, shuffle="shards", window=8, seed=seed)
+    batches = pipe.select("index").deal(batch_size=4, shuffle=kdp.by_shard(window=8), seed=seed)
     epoch = [index for batch in batches for (index,) in batch]
     assert sorted(epoch) == list(range(NUMBER))
     return [{index // 8 for index in epoch[start : start + 8]} for start in (0, 8, 16)]

@@ -57,7 +57,7 @@ def test_an_ordered_epoch_moves_each_shard_once_the_next_none(large: str, servic
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_an_epoch_by_shards_moves_each_once_the_next_none(large: str, service: Service) -> None:
-    options: dict[str, Any] = {"shuffle": "shards", "window": 12, "seed": 1}
+    options: dict[str, Any] = {"shuffle": kdp.by_shard(window=12), "seed": 1}
     want = epochs(in_order(opened(f"{large}/"), **options))
     assert want[0] != want[1]
     with faulty_storage(large) as files:
@@ -259,12 +259,12 @@ def test_local_files_are_not_copied_by_any_name(small: str, cache: Path, fetch: 
 
 @pytest.mark.parametrize("fetch", ["auto", "shards"])
 def test_a_cache_too_small_for_a_window_moves_no_shard_twice(large: str, fetch: Any) -> None:
-    want = epochs(in_order(opened(f"{large}/"), shuffle="shards", window=36))
+    want = epochs(in_order(opened(f"{large}/"), shuffle=kdp.by_shard(window=36)))
     with faulty_storage(large) as files:
         pipe = opened("faulty://", max_cache_bytes=total(large) // 2, fetch=fetch)
         assert len(pipe) == 36
         before = body_bytes(files)
-        assert epochs(in_order(pipe, shuffle="shards", window=36)) == want
+        assert epochs(in_order(pipe, shuffle=kdp.by_shard(window=36))) == want
         assert body_bytes(files) - before < 2 * 2 * total(large)
 
 

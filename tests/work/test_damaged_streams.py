@@ -61,7 +61,7 @@ def keys(batches: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("split", ["samples", "lanes"])
+@pytest.mark.parametrize("split", ["samples", "auto"])
 def test_the_rest_of_a_damaged_shard_is_left_out_and_listed_once(folder: Path, service: str, split: Any) -> None:
     with kdp.Loader(chain(folder, "skip", split=split), **SERVICES[service]()) as loader:
         for epoch in range(2):
@@ -90,7 +90,7 @@ def test_other_loaders_leave_the_rest_out_and_say_so(folder: Path, caplog: pytes
 
 
 @pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("split", ["samples", "lanes"])
+@pytest.mark.parametrize("split", ["samples", "auto"])
 def test_a_quarantined_shard_stands_once_and_good_samples_come(folder: Path, service: str, split: Any) -> None:
     path = folder / "bad.jsonl"
     for _ in range(2):  # two runs of two epochs

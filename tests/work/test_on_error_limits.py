@@ -297,5 +297,5 @@ def test_streams_and_batches_by_length_cannot_substitute() -> None:
     with pytest.raises(kdp.ChainError, match=r"needs an indexed source.* but `select` is a stream"):
         stream(lambda x: False, "substitute")
     chain = kdp.from_dataset([([1], 1)], "x length").on_error("substitute").select("x")
-    with pytest.raises(kdp.ChainError, match=r"cannot be used with `deal\(batch_by=\.\.\.\)`"):
-        chain.deal(batch_by="length", max_tokens=4)
+    with pytest.raises(kdp.ChainError, match=r"cannot be used with `kdp\.by_length\("):
+        chain.deal(batching=kdp.by_length("length", max_tokens=4))

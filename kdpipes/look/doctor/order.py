@@ -113,7 +113,7 @@ def weak_shuffle(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A shuffled chain delivers neighbors of the source close to each other."""
     if chain.deal is None or not chain.deal.pipe.is_shuffled or not isinstance(chain.deal.pipe.source, MapPipe):
         return
-    if len(chain.deal.pipe.source) < _FEW or "batch_by" in chain.deal.pipe.sizes():
+    if len(chain.deal.pipe.source) < _FEW or "batching" in chain.deal.pipe.sizes():
         return  # batches of like length are meant to keep samples together
     found = shuffle_quality(chain.end.pipe, max_samples=_MANY)
     if not found.is_good:
@@ -121,7 +121,8 @@ def weak_shuffle(chain: Chain, facts: Facts) -> Iterator[Wrong]:
             "deal",
             f"The shuffle is weak: neighbors of the source end up {found.spread:.0%} as far apart as in a full one.",
             "Batches hold samples that lie together in the source, which are often of one class.",
-            "Use `shuffle=True`, or a larger `window=`; `kdpipes.testing.shuffle_quality(chain)` measures it.",
+            "Use `shuffle=True`, or a larger `kdp.by_shard(window=...)`; `kdpipes.testing.shuffle_quality(chain)` "
+            "measures it.",
         )
 
 

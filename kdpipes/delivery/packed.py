@@ -12,32 +12,55 @@ from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key
-from kdpipes.delivery.by_length import LengthOrder, check_column, read_lengths
-from kdpipes.delivery.cut import Cut, Epoch
+from kdpipes.delivery.batching import Arguments, Batching, Epoch
+from kdpipes.delivery.by_length import LengthOrder, check_field, read_lengths, reject_missing
 from kdpipes.delivery.layout import Layout, Sharding
 
 Content = list[tuple[int, int]]  # what a row has of each distinct length: (number of the length, how often)
 
 
-class PackCut(Cut):
-    """Batches of rows, each of which holds several samples.
+class Packed(Batching):
+    """Batches of rows, each of which holds several samples: `deal(batching=kdp.packed("length", max_tokens=4096))`.
+
+    A row has as many samples as fit. `batch_size` of `deal`, 1 by default, or `global_batch_size` is the number of
+    rows. `collate_samples(pad={"x": 0})` joins the samples of each row (see there).
 
     Args:
-        column: The name of the field with the lengths.
-        max_tokens: The number of tokens in a row.
-        rows: The division of all rows into batches.
-        is_shuffled: Whether each epoch has its own order.
+        field: The name of the field that holds the length of each sample, an integer: see `by_length`.
+        max_tokens: The number of tokens in a row. A length of 0 counts as 1.
+
+    Memory: Four bytes for each sample, shared by the workers.
+
+    Raises:
+        ValueError: When `deal` is called: `uneven` is "pad".
+        DataError: When the lengths are read: a sample is longer than `max_tokens`, or its length is no integer.
+
+    Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
+
+    Example:
+        >>> texts = kdp.from_dataset(["to be or not", "to be", "that is", "the question"], "x")
+        >>> texts = texts.add_field("length", lambda sample: len(sample["x"].split()))
+        >>> list(texts.select("x").deal(batching=kdp.packed("length", max_tokens=6)))
+        [[('to be or not',), ('to be',)], [('that is',), ('the question',)]]
     """
 
-    fixed_by = "deal(pack=True)"
+    call = "kdp.packed"
+    rejects = ("num_batches",)
+    fixed_by = "kdp.packed(...)"
     substitutes = False
     row_size: int
 
-    def __init__(self, column: str, max_tokens: int, rows: Layout, *, is_shuffled: bool) -> None:
-        super().__init__(rows.uneven, is_shuffled=is_shuffled)
-        self._column, self.row_size, self._rows = check_column(column), check_count("max_tokens", max_tokens), rows
-        if rows.uneven == "pad":
-            raise ValueError('`uneven="pad"` cannot be used with `pack=True`. Use "keep" or "drop".')
+    def __init__(self, field: str, max_tokens: int) -> None:
+        self.field = check_field(field)
+        self.max_tokens = self.row_size = check_count("max_tokens", max_tokens)
+
+    def set_up(self, source: Any, arguments: Arguments) -> None:
+        if arguments.uneven == "pad":
+            raise ValueError('`uneven="pad"` cannot be used with `kdp.packed(...)`. Use "keep" or "drop".')
+        size = arguments.batch_size
+        size = 1 if size is None and arguments.global_batch_size is None else size
+        self._rows = Layout(size, arguments.global_batch_size, arguments.uneven)
+        reject_missing(source, self.field)
 
     def prepare(self, source: Any, num_ranks: int) -> Any:
         self.fix(source)
@@ -47,7 +70,7 @@ class PackCut(Cut):
         return "pack", self.uneven
 
     def sizes(self, num_ranks: int) -> dict[str, Any]:
-        return {"batch_by": self._column, "max_tokens": self.row_size, **self._rows.sizes(num_ranks)}
+        return {"batching": self.call, "field": self.field, "max_tokens": self.row_size, **self._rows.sizes(num_ranks)}
 
     def num_batches(self, source: Any, num_ranks: int) -> int:
         return self._rows.num_batches(len(self.prepare(source, num_ranks)), num_ranks)
@@ -56,12 +79,12 @@ class PackCut(Cut):
         return PackEpoch(self.prepare(source, sharding.num_ranks), self._rows, sharding, self._key(seed, number))
 
     def _packs(self, source: Any) -> Packs:
-        order, limit = read_lengths(source, self._column), self.row_size
+        order, limit = read_lengths(source, self.field), self.row_size
         if len(order) and order.length_at(0) > limit:
             raise DataError(
-                f"Sample {source.fetch(int(order.positions[0])).key!r} has {self._column} {order.length_at(0)}, more "
+                f"Sample {source.fetch(int(order.positions[0])).key!r} has {self.field} {order.length_at(0)}, more "
                 f"than the `max_tokens={limit}` of a row. Leave such samples out, "
-                f"`pipe[pipe.column({self._column!r}) <= {limit}]`, or raise the limit."
+                f"`pipe[pipe.column({self.field!r}) <= {limit}]`, or raise the limit."
             )
         return Packs(order, limit)
 

@@ -1,27 +1,29 @@
-"""Cut the epochs of an indexed source into batches: `Cut`, the base class, and the cuts into batches of equal size."""
+"""Cut the epochs of an indexed source into batches: `Batching`, the base class, and batches of equal size."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import Permutation
-from kdpipes.core.errors import ChainError
+from kdpipes.core.call_text import shown_value
+from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted
 from kdpipes.core.order import ranges
 from kdpipes.core.plan_pipe import warn_of_fixed
 from kdpipes.core.randomness import choosing, hash_key, planning
 from kdpipes.core.shared import Shared
-from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder, read_shards
-from kdpipes.delivery.layout import Layout, Sharding
+from kdpipes.delivery.by_shard import ByShard, ShardOrder, Shuffle, WindowedOrder, read_shards
+from kdpipes.delivery.layout import Layout, Sharding, Uneven
 
 _BLOCK = 1_024
 
@@ -34,7 +36,7 @@ class Epoch(ABC):
     full_size: int  # the number of samples in a global batch; if sizes differ, in the last one
 
     @abstractmethod
-    def ordinals(self, batch: int) -> range:
+    def ordinals(self, batch: int) -> Sequence[int]:
         """Return the ordinals of a batch. Those not below `num_samples` are padding."""
 
     @abstractmethod
@@ -46,25 +48,62 @@ class Epoch(ABC):
         return iter(())
 
 
-class Cut(ABC):
-    """A way to cut epochs into batches.
+class Arguments(NamedTuple):
+    """The arguments of `deal` that decide how an epoch is cut into batches."""
 
-    What a cut reads of the source is read once, when it is needed first, and shared by all copies of the chain.
+    batch_size: int | None
+    global_batch_size: int | None
+    shuffle: Shuffle
+    num_batches: int | None
+    seed: int
+    uneven: Uneven
 
-    Args:
-        uneven: What to do with a short last batch: "keep", "pad" or "drop" it.
-        is_shuffled: Whether each epoch has its own order.
+    def given(self) -> list[str]:
+        """Return the names of the arguments that differ from their defaults."""
+        values = self._asdict() | {"seed": 0}
+        return [name for name, value in values.items() if value != _DEFAULTS.get(name)]
+
+
+_DEFAULTS = {"shuffle": False, "seed": 0, "uneven": "keep"}
+
+
+class Batching(ABC):
+    """How `deal` cuts the epochs of an indexed chain into batches.
+
+    Each chain has a copy of its own, made by `bind`. What it reads of the source is read once, when it is first needed,
+    and shared by all copies of the chain.
     """
 
+    rejects: ClassVar[tuple[str, ...]] = ()  # the arguments of `deal` that make no sense with it
+    call: ClassVar[str] = "deal"  # the call, for errors
     fixed_by: str | None = None  # the call that needs the same samples in every epoch
     substitutes: ClassVar[bool] = True  # whether a bad sample may be replaced by any other
     row_size: int | None = None  # the number of tokens in a row of packed samples
+    uneven: Uneven = "keep"
+    is_shuffled = False  # whether each epoch has its own order
+    is_fixed = False  # whether every epoch has the samples that the plan chooses in epoch 0
+    _found: Shared[Any] | None = None
 
-    def __init__(self, uneven: str, *, is_shuffled: bool) -> None:
-        self.uneven = uneven
-        self.is_shuffled = is_shuffled
-        self.is_fixed = False  # whether every epoch has the samples that the plan chooses in epoch 0
-        self._found: Shared[Any] | None = None
+    def __repr__(self) -> str:
+        return shown_value(self)
+
+    def bind(self, source: Any, arguments: Arguments) -> Batching:
+        """Return a copy for one chain; raise an error if the arguments of `deal` make no sense with it."""
+        given = next((name for name in arguments.given() if name in self.rejects), None)
+        if given is not None:
+            raise ValueError(f"`{given}` cannot be used with `{self.call}(...)`. Remove it.")
+        if arguments.shuffle not in (True, False) and not isinstance(self, EqualBatching):
+            hint = f"`{self.call}(...)` makes an order of its own."
+            raise ValueError(must_be("shuffle", "True or False", arguments.shuffle, hint))
+        check_choice("uneven", arguments.uneven, ("keep", "pad", "drop"))
+        bound = copy.copy(self)
+        bound.uneven, bound.is_shuffled = arguments.uneven, bool(arguments.shuffle)
+        bound.set_up(source, arguments)
+        return bound
+
+    @abstractmethod
+    def set_up(self, source: Any, arguments: Arguments) -> None:
+        """Take what is needed of the arguments of `deal`, and check it."""
 
     @property
     def has_quick_length(self) -> bool:
@@ -73,7 +112,7 @@ class Cut(ABC):
 
     @abstractmethod
     def prepare(self, source: Any, num_ranks: int) -> Any:
-        """Return what the cut reads of the source; read it first if need be."""
+        """Return what it reads of the source; read it first if need be."""
 
     def fix(self, source: Any) -> None:
         """Keep the samples that the plan chooses in epoch 0, with a warning if it would choose others later."""
@@ -126,28 +165,31 @@ class Cut(ABC):
         return (seed, number) if self.is_shuffled else None
 
 
-class EqualCut(Cut):
-    """Batches of equal size, of all samples in order, or of a permutation, which takes no memory.
+class EqualBatching(Batching):
+    """Batches of equal size, of all samples in order, of a permutation, which takes no memory, or shard after shard."""
 
-    Args:
-        layout: The sizes of batches.
-        is_shuffled: Whether each epoch has its own order.
-        num_batches: The number of batches of a rank, whose samples continue where the previous epoch has ended; None if
-            each epoch has all samples once.
-    """
+    _layout: Layout
+    _num_batches: int | None
+    _shards: ByShard | None = None
+
+    def set_up(self, source: Any, arguments: Arguments) -> None:
+        self._layout = Layout(arguments.batch_size, arguments.global_batch_size, arguments.uneven)
+        self._num_batches = number = arguments.num_batches
+        if number is not None:
+            self._num_batches, self.fixed_by = check_count("num_batches", number), "deal(num_batches=...)"
+            if arguments.uneven != "keep":
+                raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
+        if not isinstance(arguments.shuffle, bool):
+            self._shards = ByShard() if arguments.shuffle == "shards" else arguments.shuffle
 
     has_quick_length = True
 
-    def __init__(self, layout: Layout, *, is_shuffled: bool, num_batches: int | None = None) -> None:
-        super().__init__(layout.uneven, is_shuffled=is_shuffled)
-        self._layout, self._num_batches = layout, num_batches
-        self.fixed_by = None if num_batches is None else "deal(num_batches=...)"
-
     def prepare(self, source: Any, num_ranks: int) -> Any:
-        return len(source)
+        return len(source) if self._shards is None else self._in_shards(source, 0)
 
     def source_fingerprint(self, source: Any, num_ranks: int) -> tuple[Any, ...]:
-        return () if self._num_batches is None else (("num_batches", self._num_batches),)
+        by_shard = () if self._shards is None else (self._shards.window, self._in_shards(source, 0))
+        return by_shard if self._num_batches is None else (*by_shard, ("num_batches", self._num_batches))
 
     def batch_size_of(self, num_ranks: int) -> int | None:
         return self._layout.batch_size_of(num_ranks)
@@ -162,43 +204,23 @@ class EqualCut(Cut):
 
     def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
         if self._num_batches is None:
-            order = self.order(source, seed, number) if self.is_shuffled else None
+            order = self.pass_order(source, seed, number) if self.is_shuffled else None
             return EqualEpoch(len(source), self._layout, sharding, order)
         size, num_samples = len(source), self._num_batches * self._layout.size_of(sharding.num_ranks)
         if not size:
             raise ChainError("`deal(num_batches=...)` needs samples, but its source is empty. Is a filter too strict?")
         self.fix(source)
-        order_of = partial(self.order, source, seed) if self.is_shuffled else None
+        order_of = partial(self.pass_order, source, seed) if self.is_shuffled else None
         return EqualEpoch(num_samples, self._layout, sharding, ContinuedOrder(size, number * num_samples, order_of))
 
-    def order(self, source: Any, seed: int, number: int) -> Permutation | WindowedOrder:
+    def pass_order(self, source: Any, seed: int, number: int) -> Permutation | WindowedOrder:
         """Return the order of a shuffled pass over the source."""
-        return Permutation(len(source), key=hash_key("order", seed, number))
+        if self._shards is None:
+            return Permutation(len(source), key=hash_key("order", seed, number))
+        shards = self._in_shards(source, 0 if self.is_fixed else number)
+        return WindowedOrder(shards, self._shards.window, (seed, number))
 
-
-class ShardCut(EqualCut):
-    """Batches of equal size, shard after shard, shuffled within windows.
-
-    Args:
-        layout: The sizes of batches.
-        window: The minimum number of samples in a window; None for as many as 8 shards have.
-        num_batches: See `EqualCut`.
-    """
-
-    def __init__(self, layout: Layout, window: int | None, num_batches: int | None) -> None:
-        super().__init__(layout, is_shuffled=True, num_batches=num_batches)
-        self._window = window
-
-    def prepare(self, source: Any, num_ranks: int) -> Any:
-        return self._shards(source, 0)
-
-    def source_fingerprint(self, source: Any, num_ranks: int) -> tuple[Any, ...]:
-        return self._window, self._shards(source, 0), *super().source_fingerprint(source, num_ranks)
-
-    def order(self, source: Any, seed: int, number: int) -> Permutation | WindowedOrder:
-        return WindowedOrder(self._shards(source, 0 if self.is_fixed else number), self._window, (seed, number))
-
-    def _shards(self, source: Any, epoch: int) -> ShardOrder:
+    def _in_shards(self, source: Any, epoch: int) -> ShardOrder:
         if epoch and isinstance(source, MapPipe) and source.redrawn_by() is not None:
             with planning(epoch):  # whose samples may lie in other shards
                 return read_shards(source)

@@ -1,4 +1,4 @@
-"""`deal(pack=True)`: rows of several samples, planned from their lengths, with segment IDs and positions."""
+"""`kdp.packed`: rows of several samples, planned from their lengths, with segment IDs and positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import kdpipes as kdp
 from kdpipes.delivery import split_ctx
 from kdpipes.delivery.by_length import LengthOrder
 from kdpipes.delivery.collate_samples import row_places
-from kdpipes.delivery.packing import Packs
+from kdpipes.delivery.packed import Packs
 from kdpipes.testing import verify_receipts
 
 
@@ -26,7 +26,7 @@ def texts(lengths: list[int]) -> Any:
 
 def packed(lengths: list[int], max_tokens: int, **arguments: Any) -> Any:
     chain = texts(lengths).select("x y")
-    return chain.deal(batch_by="length", pack=True, max_tokens=max_tokens, **{"shuffle": True, **arguments})
+    return chain.deal(batching=kdp.packed("length", max_tokens), **{"shuffle": True, **arguments})
 
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=60)
@@ -87,7 +87,7 @@ def test_rows_are_joined_with_segments_and_positions() -> None:
 
 def test_dictionaries_bare_values_and_ctx_keep_their_form() -> None:
     pipe = texts([2, 1])
-    how: dict[str, Any] = {"batch_by": "length", "pack": True, "max_tokens": 4}
+    how: dict[str, Any] = {"batching": kdp.packed("length", 4)}
     [batch] = pipe.select("x y", as_dict=True).deal(**how).collate_samples(pad={"x": 0})
     assert list(batch) == ["x", "y", "segment_ids", "positions"]
     [(x, segment_ids, _)] = pipe.select("x", bare=True).deal(**how).collate_samples(pad={"x": 0})
@@ -101,7 +101,7 @@ def test_dictionaries_bare_values_and_ctx_keep_their_form() -> None:
 def test_several_fields_are_joined_alike() -> None:
     rows = [(list(range(size)), [[1.0, 2.0]] * size, size) for size in (3, 2)]
     chain = kdp.from_dataset(rows, "x vectors length").select("x vectors")
-    chain = chain.deal(batch_by="length", pack=True, max_tokens=5).collate_samples(pad={"x": 0, "vectors": 0})
+    chain = chain.deal(batching=kdp.packed("length", 5)).collate_samples(pad={"x": 0, "vectors": 0})
     [(x, vectors, _, positions)] = chain
     assert x.tolist() == positions.tolist() == [[0, 1, 2, 0, 1]]
     assert vectors.shape == (1, 5, 2)
@@ -150,8 +150,8 @@ def test_rows_that_fill_no_batch_are_dropped_on_request() -> None:
     ("make", "kind", "words"),
     [
         (lambda: packed([9], 8), kdp.DataError, r"Sample '0' has length 9, more than the `max_tokens=8` of a row"),
-        (lambda: texts([1]).deal(4, pack=True), ValueError, "`pack=True` needs the lengths and the size of a row"),
-        (lambda: packed([1], 8, uneven="pad"), ValueError, '`uneven="pad"` cannot be used with `pack=True`'),
+        (lambda: kdp.packed(None, 4), TypeError, "`field` must be the name of a field"),  # type: ignore[arg-type]
+        (lambda: packed([1], 8, uneven="pad"), ValueError, '`uneven="pad"` cannot be used with `kdp.packed'),
         (lambda: packed([1], 8, shuffle="shards"), ValueError, "`shuffle` must be True or False"),
         (lambda: packed([1], 8).collate_samples(), kdp.ChainError, "must know which fields to join"),
         (
@@ -164,14 +164,14 @@ def test_rows_that_fill_no_batch_are_dropped_on_request() -> None:
                 texts([3])
                 .add_field("n", lambda sample: 1)
                 .select("x")
-                .deal(batch_by="n", pack=True, max_tokens=2)
+                .deal(batching=kdp.packed("n", 2))
                 .collate_samples(pad={"x": 0})
             ),
             kdp.DataError,
             "A sample has 3 tokens, more than the 2 of a row",
         ),
         (
-            lambda: texts([1]).on_error("substitute").select("x").deal(batch_by="length", pack=True, max_tokens=2),
+            lambda: texts([1]).on_error("substitute").select("x").deal(batching=kdp.packed("length", 2)),
             kdp.ChainError,
             'Use `on_error\\("skip"\\)`',
         ),
@@ -192,8 +192,8 @@ def test_ordinals_and_random_numbers_do_not_depend_on_the_ranks(
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(num_ranks))
         chain = texts(lengths).add_field("drawn", lambda sample, rng: int(rng.integers(1000)))
-        arguments: Any = {"max_tokens": 10, "global_batch_size": 4, "uneven": "drop", "shuffle": True}
-        return list(chain.select("key ordinal drawn").deal(batch_by="length", pack=True, **arguments))
+        arguments: Any = {"global_batch_size": 4, "uneven": "drop", "shuffle": True}
+        return list(chain.select("key ordinal drawn").deal(batching=kdp.packed("length", 10), **arguments))
 
     parts = [batches(rank, num_ranks) for rank in range(num_ranks)]
     joined = [[sample for part in batch for sample in part] for batch in zip(*parts, strict=True)]
