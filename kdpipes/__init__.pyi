@@ -22,6 +22,7 @@ from kdpipes.delivery.by_length import ByLength as by_length
 from kdpipes.delivery.by_shard import ByShard as by_shard
 from kdpipes.delivery.by_value import ByValue as by_value
 from kdpipes.delivery.lanes import Lanes as lanes
+from kdpipes.delivery.own_order import OwnBatches as own_batches
 from kdpipes.delivery.own_order import OwnOrder as own_order
 from kdpipes.delivery.packed import Packed as packed
 from kdpipes.loader.loader import Loader as Loader
@@ -101,6 +102,7 @@ __all__ = [
     "open_cache",
     "open_records",
     "open_shards",
+    "own_batches",
     "own_order",
     "packed",
     "plot_classes",

@@ -144,6 +144,7 @@ PUBLIC = {  # what `kdpipes` offers: the module and the name in it
     "open_cache": ("cache.open_cache", "CacheReaderMapDataPipe"),
     "open_records": ("sources.open_records", "RecordReaderMapDataPipe"),
     "open_shards": ("sources.open_shards", "ShardReaderMapDataPipe"),
+    "own_batches": ("delivery.own_order", "OwnBatches"),
     "own_order": ("delivery.own_order", "OwnOrder"),
     "packed": ("delivery.packed", "Packed"),
     "plot_classes": ("look.figures", "plot_classes"),

@@ -48,7 +48,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             it. Pass either this or `batch_size`; some kinds of `batching` need neither.
         batching: What the samples of a batch have in common, or the order that they come in: `kdp.by_length(...)`
             (similar lengths), `kdp.packed(...)` (several samples in a row), `kdp.by_class(...)` (some samples of some
-            classes each), `kdp.by_value(...)` (equal values of a field), or `kdp.own_order(...)`.
+            classes each), `kdp.by_value(...)` (equal values of a field), `kdp.own_order(...)` or
+            `kdp.own_batches(...)`.
         shuffle: Whether each epoch has its own order. True permutes all samples, and takes no memory. "shards" or
             `kdp.by_shard(window=...)` reads one shard after the other, for remote shards or shards that do not fit in
             memory.

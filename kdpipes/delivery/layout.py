@@ -171,7 +171,7 @@ def share_out(start: int, size: int, sharding: Sharding) -> range:
     rank, num_ranks = sharding.rank, sharding.num_ranks
     if size < num_ranks:
         raise ValueError(
-            f"The last global batch has {counted(size, 'sample')} for {num_ranks} ranks: some would get nothing, and "
+            f"A global batch has {counted(size, 'sample')} for {num_ranks} ranks: some would get nothing, and "
             'hang. Use `deal(uneven="pad")` or `deal(uneven="drop")`.'
         )
     return range(start + size * rank // num_ranks, start + size * (rank + 1) // num_ranks)

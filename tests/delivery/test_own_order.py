@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 
 import kdpipes as kdp
+from tests.resuming import of_rank
 
 
 def numbers(size: int) -> Any:
@@ -267,6 +268,53 @@ def test_what_it_rejects(arguments: Any, kind: type[Exception], words: str) -> N
 def test_what_is_no_order_is_rejected(order: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         kdp.own_order(order)
+
+
+def by_twos(epoch: int, rng: np.random.Generator) -> Any:
+    return np.split(rng.permutation(8), [2, 5])
+
+
+def test_own_batches_have_any_size_and_resume() -> None:
+    pipe = numbers(8).deal(batching=kdp.own_batches(by_twos))
+    expected = [values(pipe) for _ in range(2)]
+    assert expected[0] != expected[1]
+    assert [[len(batch) for batch in epoch] for epoch in expected] == [[2, 3, 3]] * 2
+    with kdp.Loader(numbers(8).deal(batching=kdp.own_batches(by_twos))) as loader:
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = loader.state_dict()
+    with kdp.Loader(numbers(8).deal(batching=kdp.own_batches(by_twos))) as loader:
+        loader.load_state_dict(state)
+        assert values(loader) == expected[1][1:]
+
+
+def test_ranks_share_out_own_batches() -> None:
+    halves = [values(of_rank(numbers(8).deal(batching=kdp.own_batches(by_twos)), 2, rank)) for rank in range(2)]
+    joined = [[*one, *other] for one, other in zip(*halves, strict=True)]
+    assert joined == values(numbers(8).deal(batching=kdp.own_batches(by_twos)))
+
+
+def test_a_sampler_of_batches_gives_own_batches() -> None:
+    sampler = BatchSampler(RandomSampler(range(8)), 3, drop_last=False)
+    pipe = numbers(8).deal(batching=kdp.own_batches(sampler))
+    epochs = [values(pipe) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert [[len(batch) for batch in epoch] for epoch in epochs] == [[3, 3, 2]] * 2
+    assert values(numbers(8).deal(batching=kdp.own_batches(sampler))) == epochs[0]
+
+
+@pytest.mark.parametrize(
+    ("batches", "kind", "words"),
+    [
+        (3, TypeError, "`batches` must be"),
+        (lambda epoch: [[0], []], ValueError, "gave an empty batch for epoch 0"),
+        (lambda epoch: [[8]], IndexError, "`batches` gave position 8"),
+        (lambda epoch: [[[1]]], TypeError, "1-D array of integer positions"),
+    ],
+)
+def test_own_batches_that_are_wrong_are_errors(batches: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        list(numbers(8).deal(batching=kdp.own_batches(batches)))
 
 
 def test_a_sampler_that_does_not_end_is_an_error() -> None:
