@@ -18,9 +18,9 @@ from kdpipes.core.sample_pipe import sample_pipe as sample_pipe
 from kdpipes.core.traits import Traits as Traits
 from kdpipes.delivery.batch_pipe import BatchPipe as BatchPipe
 from kdpipes.delivery.by_class import ByClass as by_class
-from kdpipes.delivery.by_length import ByLength as by_length
 from kdpipes.delivery.by_shard import ByShard as by_shard
-from kdpipes.delivery.by_value import ByValue as by_value
+from kdpipes.delivery.grouped import ByLength as by_length
+from kdpipes.delivery.grouped import ByValue as by_value
 from kdpipes.delivery.lanes import Lanes as lanes
 from kdpipes.delivery.own_order import OwnBatches as own_batches
 from kdpipes.delivery.own_order import OwnOrder as own_order

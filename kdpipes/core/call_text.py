@@ -10,7 +10,7 @@ from itertools import islice
 from numbers import Number
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -53,6 +53,13 @@ def _is_of_pipes(value: Any) -> bool:
     return isinstance(value, IterDataPipe | MapDataPipe)
 
 
+@runtime_checkable
+class _Called(Protocol):
+    """A class that users know by another name, such as `kdp.by_length`."""
+
+    call: Any
+
+
 def shown_value(value: Any, depth: int = 0) -> str:
     """Return a value as short text. For an object that is not plain data, this is its class and its arguments.
 
@@ -80,8 +87,8 @@ def shown_value(value: Any, depth: int = 0) -> str:
     if isinstance(value, _FUNCTIONS):
         return value.__name__.replace("<lambda>", "lambda")
     arguments = list(arguments_of(value, depth + 1)) if depth < 2 else []  # objects may refer to their parents
-    call = getattr(type(value), "call", None)  # such as `kdp.by_length`
-    name = call if isinstance(call, str) else type(value).__name__
+    kind: Any = type(value)
+    name = kind.call if isinstance(kind, _Called) and isinstance(kind.call, str) else kind.__name__
     return _shortened(f"{name}({', '.join(arguments)})")
 
 

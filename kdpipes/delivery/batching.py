@@ -35,6 +35,11 @@ class Epoch(ABC):
     num_samples: int
     full_size: int  # the number of samples in a global batch; if sizes differ, in the last one
 
+    @property
+    def shortest(self) -> int:
+        """The number of the batch with the fewest samples."""
+        return self.num_batches - 1
+
     @abstractmethod
     def ordinals(self, batch: int) -> Sequence[int]:
         """Return the ordinals of a batch. Those not below `num_samples` are padding."""

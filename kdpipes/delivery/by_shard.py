@@ -43,8 +43,8 @@ class ByShard:
         ValueError: `window` is less than 1.
 
     Example:
-        >>> shards = kdp.open_records("doctest_words")
-        >>> loader = kdp.Loader(shards.deal(batch_size=2, shuffle=kdp.by_shard(window=10_000)))
+        >>> kdp.by_shard(window=10_000)
+        kdp.by_shard(window=10000)
     """
 
     call: ClassVar[str] = "kdp.by_shard"

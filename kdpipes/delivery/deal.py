@@ -134,7 +134,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if size and not epoch.num_batches:
             warn(self._batching.why_empty(epoch, sharding.num_ranks))
         if epoch.num_batches:
-            epoch.ordinals(epoch.num_batches - 1)  # an epoch that ends badly is rejected at its start
+            epoch.ordinals(epoch.shortest)  # an epoch that ends badly is rejected at its start
         batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
         traits = [node.traits for node in Chain.of(self.source)]
         is_selected = isinstance(self.source, MapPipe) and self.source.traits.gives == "items"

@@ -39,8 +39,8 @@ class Lanes:
         ChainError: When `deal` is called: the stream cannot be cut into lanes.
 
     Example:
-        >>> words = kdp.stream_shards("doctest_words").decode_images("x").select("x")
-        >>> loader = kdp.Loader(words.deal(global_batch_size=8, split=kdp.lanes(4, max_ranks=2)), num_workers=2)
+        >>> kdp.lanes(4, max_ranks=2)
+        kdp.lanes(number=4, max_ranks=2)
     """
 
     call: ClassVar[str] = "kdp.lanes"

@@ -120,12 +120,6 @@ class Layout:
         object.__setattr__(self, name, check_count(name, getattr(self, name)))  # converts NumPy integers
         check_choice("uneven", self.uneven, ("keep", "pad", "drop"))
 
-    def with_size(self, size: int) -> Layout:
-        """Return a layout with another size of the same kind: of a batch of one rank, or of all ranks."""
-        if self.global_batch_size is None:
-            return replace(self, batch_size=size)
-        return replace(self, global_batch_size=size)
-
     def size_of(self, num_ranks: int) -> int:
         """Return the number of samples in a global batch."""
         if self.batch_size is not None:

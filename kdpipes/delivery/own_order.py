@@ -239,12 +239,13 @@ class _ListedEpoch(Epoch):
 
     def __init__(self, batches: list[NDArray[np.int64]], sharding: Sharding) -> None:
         self._sharding, self.num_batches = sharding, len(batches)
-        sizes = [len(batch) for batch in batches]
-        for size in sizes:
-            share_out(0, size, sharding)  # an epoch that ends badly is rejected at its start
-        self._stops = np.cumsum([0, *sizes])
+        self._stops = np.cumsum([0, *map(len, batches)])
         self._positions = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
-        self.num_samples, self.full_size = len(self._positions), max(sizes, default=0)
+        self.num_samples, self.full_size = len(self._positions), max(map(len, batches), default=0)
+
+    @property
+    def shortest(self) -> int:
+        return int(np.diff(self._stops).argmin())
 
     def ordinals(self, batch: int) -> range:
         start, stop = (int(place) for place in self._stops[batch : batch + 2])

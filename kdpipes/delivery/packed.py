@@ -13,7 +13,7 @@ from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.batching import Arguments, Batching, Epoch
-from kdpipes.delivery.by_length import LengthOrder, check_field, read_lengths, reject_missing
+from kdpipes.delivery.grouped import LengthOrder, check_field, read_lengths, reject_missing
 from kdpipes.delivery.layout import Layout, Sharding
 
 Content = list[tuple[int, int]]  # what a row has of each distinct length: (number of the length, how often)

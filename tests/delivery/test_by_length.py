@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from kdpipes.delivery.by_length import LengthEpoch, LengthOrder
+from kdpipes.delivery.grouped import GroupedEpoch, LengthOrder
 from kdpipes.delivery.layout import Sharding
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 400)
@@ -67,7 +67,9 @@ def test_ranks_share_out_each_sample_once_within_the_limits(
     cut = bound(limits, uneven=uneven, shuffle=key is not None)
     order = LengthOrder(np.asarray(lengths, dtype=np.int64))
     assert [lengths[place] for place in order.positions] == sorted(lengths, reverse=True)
-    shares = [LengthEpoch(cut, order, Sharding(rank, num_ranks), key) for rank in range(num_ranks)]
+    shares = [
+        GroupedEpoch(order.groups(cut, num_ranks), uneven, Sharding(rank, num_ranks), key) for rank in range(num_ranks)
+    ]
     positions: list[int] = []
     ordinals: list[int] = []
     padded = 0
@@ -163,7 +165,7 @@ def test_the_global_batches_are_the_same_for_any_number_of_ranks(
     cut = bound(limits, uneven=uneven, shuffle=key is not None)
     order = LengthOrder(np.asarray(lengths))
     whole, *shares = (
-        LengthEpoch(cut, order, Sharding(*rank), key)
+        GroupedEpoch(order.groups(cut, rank[1]), uneven, Sharding(*rank), key)
         for rank in [(0, 1), *((rank, num_ranks) for rank in range(num_ranks))]
     )
     assert {share.num_batches for share in shares} == {whole.num_batches}

@@ -467,9 +467,9 @@ def test_arguments_that_do_not_fit_are_errors(urls: list[str]) -> None:
 
 
 STEPS: dict[str, dict[str, Any]] = {
+    "lanes": {"batch_size": 4, "num_batches": 7, "split": kdp.lanes(3)},
     "few": {"batch_size": 4, "num_batches": 2, "split": kdp.lanes(3)},
     "whole": {"batch_size": 4, "split": "samples", "num_batches": 9},
-    "split": kdp.lanes({"batch_size": 4, "num_batches": 7, "split": kdp.lanes(3)}),
 }
 
 

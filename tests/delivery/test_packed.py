@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import kdpipes as kdp
 from kdpipes.delivery import split_ctx
-from kdpipes.delivery.by_length import LengthOrder
 from kdpipes.delivery.collate_samples import row_places
+from kdpipes.delivery.grouped import LengthOrder
 from kdpipes.delivery.packed import Packs
 from kdpipes.testing import verify_receipts
 

@@ -1,9 +1,12 @@
-"""Cut epochs into batches of samples of similar length, with limited numbers of tokens."""
+"""Cut epochs into batches of samples of similar length, or with equal values of a field."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +17,7 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import indexed
 from kdpipes.core.randomness import hash_key
 from kdpipes.delivery.batching import Arguments, Batching, Epoch
-from kdpipes.delivery.layout import Sharding, share_out
+from kdpipes.delivery.layout import Layout, Sharding, share_out
 
 _GLOBAL = "global_"
 # Samples are shuffled in buckets. In a bucket, the longest sample is at most this many times as long as the shortest,
@@ -23,7 +26,38 @@ _SPREAD = 1.1
 _NUM_BATCHES = 4
 
 
-class ByLength(Batching):
+class Groups(NamedTuple):
+    """Samples in groups, whose batches have a size of their own.
+
+    Args:
+        positions: The positions of the samples, group after group.
+        starts: The place of the first sample of each group, and the number of all samples.
+        sizes: The size of the global batches of each group.
+    """
+
+    positions: NDArray[Any]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+class Grouped(Batching):
+    """The base of batchings whose batches have samples of one group each."""
+
+    rejects = ("num_batches",)
+    substitutes = False
+
+    @abstractmethod
+    def groups(self, source: Any, num_ranks: int) -> Groups:
+        """Return the groups, and the sizes of their batches."""
+
+    def num_batches(self, source: Any, num_ranks: int) -> int:
+        return GroupedEpoch(self.groups(source, num_ranks), self.uneven, Sharding(num_ranks=num_ranks)).num_batches
+
+    def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
+        return GroupedEpoch(self.groups(source, sharding.num_ranks), self.uneven, sharding, self._key(seed, number))
+
+
+class ByLength(Grouped):
     """Batches of samples of similar length: `deal(batching=kdp.by_length("length", max_tokens=4096))`.
 
     A batch has as many samples as fit. Its tokens are counted with all samples padded to the longest. A length counts
@@ -55,9 +89,7 @@ class ByLength(Batching):
     """
 
     call = "kdp.by_length"
-    rejects = ("num_batches",)
     fixed_by = "kdp.by_length(...)"
-    substitutes = False
 
     def __init__(self, field: str, *, max_tokens: int | None = None, global_max_tokens: int | None = None) -> None:
         self.field = check_field(field)
@@ -89,11 +121,9 @@ class ByLength(Batching):
         limits = {"batching": self.call, "field": self.field, **self._limits}
         return limits if self.is_global else {**limits, "num_ranks": num_ranks}
 
-    def num_batches(self, source: Any, num_ranks: int) -> int:
-        return int(self.prepare(source, num_ranks).buckets(self, num_ranks).num_kept(self.uneven))
-
-    def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
-        return LengthEpoch(self, self.prepare(source, sharding.num_ranks), sharding, self._key(seed, number))
+    def groups(self, source: Any, num_ranks: int) -> Groups:
+        order: LengthOrder = self.prepare(source, num_ranks)
+        return order.groups(self, num_ranks)
 
     def num_samples(self, length: int, num_ranks: int) -> int:
         """Return the number of samples of a length in a global batch; 0 if there is not one for each rank."""
@@ -147,7 +177,7 @@ class LengthOrder(Fingerprinted):
         order = np.argsort(len(counts) - 1 - places.reshape(-1), kind="stable")
         self.positions = order.astype(smallest_int(len(lengths)))
         self._stops = np.cumsum(counts[::-1])
-        self._buckets: dict[int, _Buckets] = {}
+        self._groups: dict[int, Groups] = {}
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -168,11 +198,19 @@ class LengthOrder(Fingerprinted):
         number = len(self._values) - int(np.searchsorted(self._values, length))
         return int(self._stops[number - 1]) if number else 0
 
-    def buckets(self, batching: ByLength, num_ranks: int) -> _Buckets:
-        """Return how to divide an epoch, computed once for each number of ranks."""
-        if num_ranks not in self._buckets:
-            self._buckets[num_ranks] = _Buckets(self, batching, num_ranks)
-        return self._buckets[num_ranks]
+    def groups(self, batching: ByLength, num_ranks: int) -> Groups:
+        """Return the samples in buckets of similar length, computed once for each number of ranks.
+
+        Each bucket has a batch size of its own. Only the last batch of the last bucket may be short.
+        """
+        if num_ranks not in self._groups:
+            starts, sizes = [0], list[int]()
+            while starts[-1] < len(self):
+                size, stop = _next_bucket(self, batching, num_ranks, starts[-1], sizes[-1] if sizes else 1)
+                starts.append(stop)
+                sizes.append(size)
+            self._groups[num_ranks] = Groups(self.positions, np.asarray(starts), np.asarray(sizes, dtype=np.int64))
+        return self._groups[num_ranks]
 
 
 def read_lengths(source: Any, field: str) -> LengthOrder:
@@ -192,31 +230,6 @@ def read_lengths(source: Any, field: str) -> LengthOrder:
             '`.add_field("length", lambda sample: len(sample["x"]))`.'
         )
     return LengthOrder(lengths)
-
-
-class _Buckets:
-    """The division of the order into buckets of samples of similar length, longest first, each with its own batch size.
-
-    Bucket n contains the samples from `starts[n]` to `starts[n + 1]` in global batches of `sizes[n]`, with the numbers
-    from `first_batches[n]` to `first_batches[n + 1]`. Only the last batch of the last bucket may be short.
-    """
-
-    def __init__(self, order: LengthOrder, batching: ByLength, num_ranks: int) -> None:
-        starts, sizes = [0], list[int]()
-        while starts[-1] < len(order):
-            size, stop = _next_bucket(order, batching, num_ranks, starts[-1], sizes[-1] if sizes else 1)
-            starts.append(stop)
-            sizes.append(size)
-        self.starts, self.sizes = np.asarray(starts), np.asarray(sizes, dtype=np.int64)
-        batches = -(-np.diff(self.starts) // self.sizes)
-        self.first_batches = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(batches)])
-        self.num_batches = int(self.first_batches[-1])
-        rest = int(self.starts[-1] - self.starts[-2]) % sizes[-1] if sizes else 0
-        self.short = rest  # the number of samples in the short last batch; 0 if there is none
-
-    def num_kept(self, uneven: str) -> int:
-        """Return the number of batches of an epoch."""
-        return self.num_batches - (uneven == "drop" and self.short > 0)
 
 
 def _next_bucket(order: LengthOrder, batching: ByLength, num_ranks: int, start: int, previous: int) -> tuple[int, int]:
@@ -243,61 +256,142 @@ def _next_bucket(order: LengthOrder, batching: ByLength, num_ranks: int, start: 
     return size, len(order) if len(order) < stop + (least - 1) * size else stop
 
 
-class LengthEpoch(Epoch):
-    """An epoch in batches of samples of similar length. All epochs have the same number of batches.
+class ByValue(Grouped):
+    """Batches of samples with equal values of a field: `deal(batch_size=32, batching=kdp.by_value("resolution"))`.
 
-    In a shuffled epoch, the batches and the samples within each bucket are shuffled. A short last batch stays last.
+    The field may hold an aspect ratio, a resolution, a modality or a task, for example. In an epoch, the last batch of
+    each value may be short; `uneven` of `deal` says what to do with it. Without `shuffle`, the batches of one value
+    follow each other. With it, the samples of each value and the batches are shuffled.
 
     Args:
-        batching: How to divide the epoch into batches.
-        order: The samples in the order of their lengths, none longer than it allows.
+        field: The name of the field, which holds numbers or text. It is read once for all samples. It need not be
+            selected, and `.add_field` can compute it.
+        batch_sizes: The batch sizes of some values, by value, in place of that of `deal`: of a batch of one rank if
+            `deal` has a `batch_size`, of the batches of all ranks together if it has a `global_batch_size`.
+
+    Memory: Four bytes for each sample, shared by the workers, and 40 bytes for each batch.
+
+    Raises:
+        TypeError: `batch_sizes` is not a mapping.
+        ValueError: A batch size is less than 1, or is given for a value that no sample has.
+            When an epoch begins, also if a short batch has fewer samples than there are ranks, with `uneven="keep"`.
+
+    Example:
+        >>> images = kdp.from_dataset(["wide", "tall", "wide", "tall", "wide"], "shape")
+        >>> list(images.select("shape").deal(batch_size=2, batching=kdp.by_value("shape", {"wide": 3})))
+        [[('tall',), ('tall',)], [('wide',), ('wide',), ('wide',)]]
+    """
+
+    call = "kdp.by_value"
+    fixed_by = "kdp.by_value(...)"
+    _layout: Layout
+
+    def __init__(self, field: str, batch_sizes: Mapping[Any, int] | None = None) -> None:
+        self.field = check_field(field)
+        if not isinstance(batch_sizes, Mapping | None):
+            raise TypeError(must_be("batch_sizes", "a mapping from values to batch sizes", batch_sizes))
+        sizes = ((value, check_count("batch_sizes", size)) for value, size in (batch_sizes or {}).items())
+        self.batch_sizes = dict(sizes) or None
+
+    def set_up(self, source: Any, arguments: Arguments) -> None:
+        self._layout = Layout(arguments.batch_size, arguments.global_batch_size, arguments.uneven)
+        reject_missing(source, self.field)
+
+    def prepare(self, source: Any, num_ranks: int) -> Any:
+        self.fix(source)
+        return self._once(lambda: ValueOrder(self.field, source.column(self.field), self.batch_sizes or {}))
+
+    def sizes(self, num_ranks: int) -> dict[str, Any]:
+        sizes = {str(value): size for value, size in (self.batch_sizes or {}).items()}
+        return {"batching": self.call, "field": self.field, "batch_sizes": sizes, **self._layout.sizes(num_ranks)}
+
+    def groups(self, source: Any, num_ranks: int) -> Groups:
+        order: ValueOrder = self.prepare(source, num_ranks)
+        layouts = (replace(self._layout, **self._size_of(value)) for value in order.values)
+        sizes = [layout.size_of(num_ranks) for layout in layouts]
+        return Groups(order.positions, order.starts, np.asarray(sizes, dtype=np.int64))
+
+    def _size_of(self, value: Any) -> dict[str, Any]:
+        size = (self.batch_sizes or {}).get(value)
+        kind = "batch_size" if self._layout.global_batch_size is None else "global_batch_size"
+        return {} if size is None else {kind: size}
+
+
+class ValueOrder(Fingerprinted):
+    """The positions of samples by their value."""
+
+    def __init__(self, field: str, column: NDArray[Any], batch_sizes: Mapping[Any, int]) -> None:
+        try:
+            values, groups, counts = np.unique(column, return_inverse=True, return_counts=True)
+        except TypeError as error:
+            raise DataError(f"{field!r} must hold numbers or text for `kdp.by_value`, of one kind: {error}.") from error
+        self.values: list[Any] = values.tolist()
+        self.starts = np.cumsum([0, *counts])
+        self.positions = np.argsort(groups.reshape(-1), kind="stable").astype(smallest_int(len(column)))
+        unknown = next((value for value in batch_sizes if value not in self.values), None)
+        if unknown is not None:
+            raise ValueError(must_be("batch_sizes", f"for values that samples have, {self.values[:5]}", unknown))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def fingerprint(self) -> Any:
+        return self.positions, self.values, self.starts
+
+
+class GroupedEpoch(Epoch):
+    """An epoch whose batches have samples of one group each. All epochs have the same number of batches.
+
+    In a shuffled epoch, the batches and the samples within each group are shuffled. A short batch of the last group
+    stays last.
+
+    Args:
+        groups: The groups of samples.
+        uneven: What to do with short batches, each the last one of its group.
         sharding: The rank and the number of ranks.
         key: The seed and the epoch of a shuffled order; None if the epoch is not shuffled, or only counted.
     """
 
-    def __init__(
-        self, batching: ByLength, order: LengthOrder, sharding: Sharding, key: tuple[int, int] | None = None
-    ) -> None:
-        self._order, self._is_padded, self._sharding, self._key = order, batching.uneven == "pad", sharding, key
-        self._buckets = buckets = order.buckets(batching, sharding.num_ranks)
-        self.num_samples = len(order)
-        self.num_batches = buckets.num_kept(batching.uneven)
-        self.full_size = int(buckets.sizes[-1]) if len(buckets.sizes) else 0
-        self._numbers = np.arange(self.num_batches)
+    def __init__(self, groups: Groups, uneven: str, sharding: Sharding, key: tuple[int, int] | None = None) -> None:
+        self._groups, self._sharding, self._key = groups, sharding, key
+        counts, sizes = np.diff(groups.starts), groups.sizes
+        batches = counts // sizes if uneven == "drop" else -(-counts // sizes)
+        self.num_batches = int(batches.sum())
+        self.full_size = int(sizes[-1]) if len(sizes) else 0
+        numbers = np.arange(self.num_batches)
         if key is not None:
-            is_short_kept = buckets.short > 0 and batching.uneven != "drop"
-            shuffled = self._numbers[: self.num_batches - is_short_kept]
+            is_short_kept = len(counts) > 0 and uneven != "drop" and counts[-1] % sizes[-1] > 0
+            shuffled = numbers[: self.num_batches - is_short_kept]
             shuffled[:] = Permutation(len(shuffled), key=hash_key("order", *key))[shuffled]
-        sizes = self._sizes(self._numbers)
-        self._starts = np.cumsum(sizes) - sizes
-        self._in_bucket: dict[int, Permutation] = {}
+        self._group_of = np.repeat(np.arange(len(batches)), batches)[numbers]
+        full = sizes[self._group_of]
+        self._firsts = (numbers - (np.cumsum(batches) - batches)[self._group_of]) * full  # places in their groups
+        self._own = np.minimum(full, counts[self._group_of] - self._firsts)  # numbers of samples that are no padding
+        self._sizes = full if uneven == "pad" else self._own
+        self._starts = np.cumsum(self._own) - self._own
+        self.num_samples = int(self._own.sum())
+        padding = self._sizes - self._own
+        self._padding = self.num_samples + np.cumsum(padding) - padding
+        self._within: dict[int, Permutation] = {}
 
-    def ordinals(self, batch: int) -> range:
-        numbers = self._numbers[batch : batch + 1]
-        size = self._buckets.sizes[self._bucket_of(numbers)] if self._is_padded else self._sizes(numbers)
-        return share_out(int(self._starts[batch]), int(size[0]), self._sharding)
+    @property
+    def shortest(self) -> int:
+        return int(self._sizes.argmin())
+
+    def ordinals(self, batch: int) -> Sequence[int]:
+        start, own, padding = (int(numbers[batch]) for numbers in (self._starts, self._own, self._padding))
+        part = share_out(0, int(self._sizes[batch]), self._sharding)
+        if part.stop <= own:
+            return range(start + part.start, start + part.stop)
+        return [start + place if place < own else padding - own + place for place in part]
 
     def positions(self, batch: int) -> NDArray[Any]:
-        ordinals, number = self.ordinals(batch), int(self._numbers[batch])
-        bucket = int(self._bucket_of(number))
-        start, stop = (int(place) for place in self._buckets.starts[bucket : bucket + 2])
-        first = (number - int(self._buckets.first_batches[bucket])) * int(self._buckets.sizes[bucket])
-        offset = first - int(self._starts[batch])
-        places = np.arange(offset + ordinals.start, offset + ordinals.stop) % (stop - start)
+        part, group = share_out(0, int(self._sizes[batch]), self._sharding), int(self._group_of[batch])
+        start, stop = (int(place) for place in self._groups.starts[group : group + 2])
+        places = (int(self._firsts[batch]) + np.arange(part.start, part.stop)) % (stop - start)
         if self._key is not None:
-            if bucket not in self._in_bucket:
-                self._in_bucket[bucket] = Permutation(stop - start, key=hash_key("bucket", *self._key, bucket))
-            places = self._in_bucket[bucket][places]
-        positions: NDArray[Any] = self._order.positions[start + places]
+            if group not in self._within:
+                self._within[group] = Permutation(stop - start, key=hash_key("bucket", *self._key, group))
+            places = self._within[group][places]
+        positions: NDArray[Any] = self._groups.positions[start + places]
         return positions
-
-    def _bucket_of(self, numbers: Any) -> NDArray[np.int64]:
-        buckets: NDArray[np.int64] = np.searchsorted(self._buckets.first_batches, numbers, side="right") - 1
-        return buckets
-
-    def _sizes(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of samples in the batches with these numbers, which count batches by length."""
-        sizes = self._buckets.sizes[self._bucket_of(numbers)]
-        if self._buckets.short:
-            sizes[numbers == self._buckets.num_batches - 1] = self._buckets.short
-        return sizes
