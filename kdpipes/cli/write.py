@@ -13,7 +13,6 @@ from kdpipes.core.errors import must_be, reject_field
 
 _OPTIONS = {"encode": "--encode", "extensions": "--extension"}
 _OF_FIELDS = re.compile(r"`(encode|extensions)=\{(['\"])(.+?)\2: (?:'(\w+)'|\.\.\.)\}`")
-_LISTS = (".txt", ".csv")
 
 
 @command
@@ -42,8 +41,7 @@ def pack(
         max_bytes: Largest size of a shard.
         shuffle: Write the samples in a random order, given by a seed.
         num_workers: Processes; 0 writes in this one.
-        on_error: What to do with a sample that cannot be made, or a file in a folder that is not an image: end with an
-            error (the default), leave it out and log it, or leave it out and list it in --quarantine.
+        on_error: raise (the default), skip or quarantine samples that cannot be made, and files that are not images.
         quarantine: File for left out samples, one JSON object in each line.
         encode: Format of a field: png, jpg, webp, npy, json, txt, ... Once for each field.
         extension: Extension of a field's members. Once for each field.
@@ -51,8 +49,7 @@ def pack(
     Examples:
       kdpipes pack photos packed/photos-%06d.tar --max-samples 2
       kdpipes pack photos mixed/%06d.tar --max-bytes 1000000 --shuffle 0 --json
-      kdpipes pack photos kept/photos-%06d.tar --max-samples 2 --on-error skip
-      kdpipes pack photos named/%06d.tar --max-samples 2 --encode x=webp
+      kdpipes pack photos named/%06d.tar --max-samples 2 --on-error skip --encode x=webp
       kdpipes pack photos other/%06d.tar --max-samples 2 --extension y=class
       kdpipes pack train.py:samples s3://bucket/train-%06d.tar --max-samples 1000
 
@@ -130,10 +127,9 @@ def records(
     from kdpipes.core.messages import counted
     from kdpipes.write.records import write_records
 
-    samples = source if source.endswith(_LISTS) else _samples_of(source)
+    samples = source if source.endswith((".txt", ".csv")) else _samples_of(source)
     result = write_records(samples, folder, num_parts=num_parts, shuffle=shuffle, seed=seed, num_workers=num_workers)
-    found = result.num_parts - result.num_written
-    more = f", {found:,} of them found" if found else ""
+    more = f", {found:,} of them found" if (found := result.num_parts - result.num_written) else ""
     size = f"{counted(result.num_samples, 'sample')}, {counted(result.num_bytes, 'byte')}"
     text = f"{size}, in {counted(result.num_parts, 'part')}{more}."
     return Answer({**result._asdict(), "path": str(result.path)}, f"{result.path}: {text}")

@@ -91,13 +91,10 @@ def _are_own(entries: list[TracebackType]) -> Iterator[bool]:
     is_own = False
     for entry in entries:
         file = entry.tb_frame.f_code.co_filename
-        is_own = (is_own and _is_standard(file)) or file.startswith(_OWN)
+        is_standard = file.startswith(_STANDARD) and "-packages" not in file
+        is_own = (is_own and is_standard) or file.startswith(_OWN)
         yield is_own
 
 
 def _is_library(file: str) -> bool:
     return file.startswith((*_OWN, *_STANDARD)) or "-packages" in file
-
-
-def _is_standard(file: str) -> bool:
-    return file.startswith(_STANDARD) and "-packages" not in file

@@ -33,12 +33,8 @@ class Epoch(ABC):
 
     num_batches: int
     num_samples: int
+    shortest: int  # the number of the batch with the fewest samples
     full_size: int  # the number of samples in a global batch; if sizes differ, in the last one
-
-    @property
-    def shortest(self) -> int:
-        """The number of the batch with the fewest samples."""
-        return self.num_batches - 1
 
     @abstractmethod
     def ordinals(self, batch: int) -> Sequence[int]:
@@ -248,7 +244,7 @@ class EqualEpoch(Epoch):
         self._order = order
         self._blocks: deque[dict[int, NDArray[Any]]] = deque(maxlen=4)  # some batches are prefetched
         self.num_batches = layout.num_batches(num_samples, sharding.num_ranks)
-        self.full_size = layout.size_of(sharding.num_ranks)
+        self.full_size, self.shortest = layout.size_of(sharding.num_ranks), self.num_batches - 1
 
     def ordinals(self, batch: int) -> range:
         return self._layout.ordinals(batch, self.num_samples, self._sharding)

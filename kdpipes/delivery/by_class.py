@@ -148,6 +148,7 @@ class ClassEpoch(Epoch):
     def __init__(self, batching: ByClass, order: ClassOrder, sharding: Sharding, key: tuple[int, int]) -> None:
         self._batching, self._order, self._sharding, self._key = batching, order, sharding, key
         self.num_batches = order.num_batches // sharding.num_ranks
+        self.shortest = 0
         self.full_size = batching.batch_size * sharding.num_ranks
         self.num_samples = order.num_batches * batching.batch_size
         self._positions: NDArray[Any] | None = None  # of all batches; made when the first is asked for

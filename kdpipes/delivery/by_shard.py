@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import Permutation, smallest_int
-from kdpipes.core.call_text import shown_value
 from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import MapPipe
@@ -43,8 +42,8 @@ class ByShard:
         ValueError: `window` is less than 1.
 
     Example:
-        >>> kdp.by_shard(window=10_000)
-        kdp.by_shard(window=10000)
+        >>> kdp.by_shard(window=10_000).window
+        10000
     """
 
     call: ClassVar[str] = "kdp.by_shard"
@@ -53,9 +52,6 @@ class ByShard:
     def __post_init__(self) -> None:
         if self.window is not None:
             object.__setattr__(self, "window", check_count("window", self.window))  # converts NumPy integers
-
-    def __repr__(self) -> str:
-        return shown_value(self)
 
 
 Shuffle = bool | Literal["shards"] | ByShard

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,18 +43,19 @@ class Groups(NamedTuple):
 class Grouped(Batching):
     """The base of batchings whose batches have samples of one group each."""
 
-    rejects = ("num_batches",)
+    rejects: ClassVar[tuple[str, ...]] = ("num_batches",)
     substitutes = False
 
     @abstractmethod
-    def groups(self, source: Any, num_ranks: int) -> Groups:
-        """Return the groups, and the sizes of their batches."""
+    def groups(self, source: Any, num_ranks: int, number: int) -> Groups:
+        """Return the groups of an epoch, and the sizes of their batches."""
 
     def num_batches(self, source: Any, num_ranks: int) -> int:
-        return GroupedEpoch(self.groups(source, num_ranks), self.uneven, Sharding(num_ranks=num_ranks)).num_batches
+        return GroupedEpoch(self.groups(source, num_ranks, 0), self.uneven, Sharding(num_ranks=num_ranks)).num_batches
 
     def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
-        return GroupedEpoch(self.groups(source, sharding.num_ranks), self.uneven, sharding, self._key(seed, number))
+        groups = self.groups(source, sharding.num_ranks, number)
+        return GroupedEpoch(groups, self.uneven, sharding, self._key(seed, number))
 
 
 class ByLength(Grouped):
@@ -121,7 +122,7 @@ class ByLength(Grouped):
         limits = {"batching": self.call, "field": self.field, **self._limits}
         return limits if self.is_global else {**limits, "num_ranks": num_ranks}
 
-    def groups(self, source: Any, num_ranks: int) -> Groups:
+    def groups(self, source: Any, num_ranks: int, number: int) -> Groups:
         order: LengthOrder = self.prepare(source, num_ranks)
         return order.groups(self, num_ranks)
 
@@ -305,16 +306,15 @@ class ByValue(Grouped):
         sizes = {str(value): size for value, size in (self.batch_sizes or {}).items()}
         return {"batching": self.call, "field": self.field, "batch_sizes": sizes, **self._layout.sizes(num_ranks)}
 
-    def groups(self, source: Any, num_ranks: int) -> Groups:
+    def groups(self, source: Any, num_ranks: int, number: int) -> Groups:
         order: ValueOrder = self.prepare(source, num_ranks)
-        layouts = (replace(self._layout, **self._size_of(value)) for value in order.values)
-        sizes = [layout.size_of(num_ranks) for layout in layouts]
+        name = "batch_size" if self._layout.global_batch_size is None else "global_batch_size"
+        given: list[dict[str, Any]] = [
+            {name: self.batch_sizes[value]} if self.batch_sizes and value in self.batch_sizes else {}
+            for value in order.values
+        ]
+        sizes = [replace(self._layout, **size).size_of(num_ranks) for size in given]
         return Groups(order.positions, order.starts, np.asarray(sizes, dtype=np.int64))
-
-    def _size_of(self, value: Any) -> dict[str, Any]:
-        size = (self.batch_sizes or {}).get(value)
-        kind = "batch_size" if self._layout.global_batch_size is None else "global_batch_size"
-        return {} if size is None else {kind: size}
 
 
 class ValueOrder(Fingerprinted):
@@ -331,9 +331,6 @@ class ValueOrder(Fingerprinted):
         unknown = next((value for value in batch_sizes if value not in self.values), None)
         if unknown is not None:
             raise ValueError(must_be("batch_sizes", f"for values that samples have, {self.values[:5]}", unknown))
-
-    def __len__(self) -> int:
-        return len(self.positions)
 
     def fingerprint(self) -> Any:
         return self.positions, self.values, self.starts
@@ -368,15 +365,12 @@ class GroupedEpoch(Epoch):
         self._firsts = (numbers - (np.cumsum(batches) - batches)[self._group_of]) * full  # places in their groups
         self._own = np.minimum(full, counts[self._group_of] - self._firsts)  # numbers of samples that are no padding
         self._sizes = full if uneven == "pad" else self._own
+        self.shortest = int(self._sizes.argmin()) if self.num_batches else 0
         self._starts = np.cumsum(self._own) - self._own
         self.num_samples = int(self._own.sum())
         padding = self._sizes - self._own
         self._padding = self.num_samples + np.cumsum(padding) - padding
         self._within: dict[int, Permutation] = {}
-
-    @property
-    def shortest(self) -> int:
-        return int(self._sizes.argmin())
 
     def ordinals(self, batch: int) -> Sequence[int]:
         start, own, padding = (int(numbers[batch]) for numbers in (self._starts, self._own, self._padding))

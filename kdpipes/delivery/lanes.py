@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from kdpipes.core.call_text import shown_value
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.sample import Sample
@@ -39,8 +38,8 @@ class Lanes:
         ChainError: When `deal` is called: the stream cannot be cut into lanes.
 
     Example:
-        >>> kdp.lanes(4, max_ranks=2)
-        kdp.lanes(number=4, max_ranks=2)
+        >>> kdp.lanes(4, max_ranks=2).number
+        4
     """
 
     call: ClassVar[str] = "kdp.lanes"
@@ -51,9 +50,6 @@ class Lanes:
         object.__setattr__(self, "number", check_count("number", self.number))  # converts NumPy integers
         if self.max_ranks is not None:
             object.__setattr__(self, "max_ranks", check_count("max_ranks", self.max_ranks))
-
-    def __repr__(self) -> str:
-        return shown_value(self)
 
 
 class Cursor(NamedTuple):

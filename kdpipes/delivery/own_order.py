@@ -15,8 +15,9 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.errors import ChainError, check_seed
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key, seeded_globals
-from kdpipes.delivery.batching import Arguments, Batching, Epoch, EqualBatching, EqualEpoch
-from kdpipes.delivery.layout import Sharding, share_out
+from kdpipes.delivery.batching import Arguments, Epoch, EqualBatching, EqualEpoch
+from kdpipes.delivery.grouped import Grouped, Groups
+from kdpipes.delivery.layout import Sharding
 
 # A sampler that gives more positions than this many passes over the source, and this many more, is taken to be endless.
 _MOST_PASSES, _MOST_MORE = 10, 1_000_000
@@ -176,7 +177,7 @@ class OwnOrder(EqualBatching):
         return positions
 
 
-class OwnBatches(Batching):
+class OwnBatches(Grouped):
     """Batches of your own: `deal(batching=kdp.own_batches(lambda epoch, rng: ...))`.
 
     Each is a batch of all ranks together, which share it out evenly. Otherwise, it is as with `kdp.own_order`: each
@@ -220,37 +221,14 @@ class OwnBatches(Batching):
     def sizes(self, num_ranks: int) -> dict[str, Any]:
         return {"batching": self.call}
 
-    def num_batches(self, source: Any, num_ranks: int) -> int:
-        return len(self.prepare(source, num_ranks))
-
-    def epoch(self, source: Any, sharding: Sharding, seed: int, number: int) -> Epoch:
-        first = self.prepare(source, sharding.num_ranks)
+    def groups(self, source: Any, num_ranks: int, number: int) -> Groups:
+        first = self.prepare(source, num_ranks)
         batches = self._batches.batches(number, len(source)) if number else first
         if len(batches) != len(first):
             raise ValueError(
                 f"`batches` must return the same number of batches in every epoch, but returned {len(first)} for epoch "
                 f"0 and {len(batches)} for epoch {number}."
             )
-        return _ListedEpoch(batches, sharding)
-
-
-class _ListedEpoch(Epoch):
-    """An epoch of batches that are known one by one."""
-
-    def __init__(self, batches: list[NDArray[np.int64]], sharding: Sharding) -> None:
-        self._sharding, self.num_batches = sharding, len(batches)
-        self._stops = np.cumsum([0, *map(len, batches)])
-        self._positions = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
-        self.num_samples, self.full_size = len(self._positions), max(map(len, batches), default=0)
-
-    @property
-    def shortest(self) -> int:
-        return int(np.diff(self._stops).argmin())
-
-    def ordinals(self, batch: int) -> range:
-        start, stop = (int(place) for place in self._stops[batch : batch + 2])
-        return share_out(start, stop - start, self._sharding)
-
-    def positions(self, batch: int) -> NDArray[Any]:
-        ordinals = self.ordinals(batch)
-        return self._positions[ordinals.start : ordinals.stop]
+        sizes = np.asarray([len(batch) for batch in batches], dtype=np.int64)
+        positions = np.concatenate(batches) if batches else np.zeros(0, dtype=np.int64)
+        return Groups(positions, np.cumsum([0, *sizes]), sizes)

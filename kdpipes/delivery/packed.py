@@ -198,7 +198,7 @@ class PackEpoch(Epoch):
         self._starts = np.cumsum(packs.sizes, dtype=np.int64) - packs.sizes
         self.num_samples = int(self._stops[-1])
         self.num_batches = layout.num_batches(len(packs), sharding.num_ranks)
-        self.full_size = layout.size_of(sharding.num_ranks)
+        self.full_size, self.shortest = layout.size_of(sharding.num_ranks), self.num_batches - 1
         self._filled: NDArray[Any] | None = None  # made when the first batch is asked for
 
     def _sort_rows(self, size: int) -> None:

@@ -75,14 +75,12 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
         _check_device(self._device)
         if self._device.type == "cuda":
             return _ahead(iter(self.source), _OnStream(self._device, self.copy))
-        return (_mapped(batch, self._move) for batch in self.source)
+        # Synchronous, because the memory may be reused for another batch.
+        return (_mapped(batch, lambda tensor: tensor.to(self._device)) for batch in self.source)
 
     def copy(self, send: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
         """Return a batch whose tensors `send` has sent. A method, so that the profiler can measure it."""
         return _mapped(batch, send)
-
-    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device)  # synchronous, because the memory may be reused for another batch
 
 
 def _check_device(device: torch.device) -> None:

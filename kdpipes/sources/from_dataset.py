@@ -113,7 +113,9 @@ class DatasetReaderMapDataPipe(MapPipe):
         if labels is not None:
             column, self._class_names = number_labels(_in_order(labels), self._class_names)
             self._labels = Shared(column)
-        self._has_texts = self._class_names is None and not self._is_compared and _is_text(self._candidate())
+        self._has_texts = False
+        if self._class_names is None and not self._is_compared and (candidate := self._candidate()) is not None:
+            self._has_texts = is_text(next((label for label in candidate if label is not None), None))
 
     def fingerprint(self) -> Any:
         return type(self._dataset.value).__qualname__, len(self), self._fields, self.class_names(), self._known_labels()
@@ -234,10 +236,6 @@ def _shortened(value: Any) -> str:
     plain = value.item() if isinstance(value, np.generic) else value
     text = " ".join(repr(plain).split())
     return text if len(text) < _SHOWN else f"{type(value).__name__} {text[:_SHOWN]}..."
-
-
-def _is_text(labels: NDArray[Any] | None) -> bool:
-    return labels is not None and is_text(next((label for label in labels if label is not None), None))
 
 
 def _in_order(labels: Any) -> Any:

@@ -135,7 +135,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             super().__init__(range(self._num_rows), None, _no_file)
         else:
             folder = _own_folder(files) if root is None else os.fspath(root).removeprefix("file://")
-            origin = next((file for file in files if _is_remote(file)), "")
+            origin = next((file for file in files if _protocols_of(file)[-1] not in _LOCAL), "")
             located = _Paths(paths, folder, origin)
             check_filesystems("path", list(located[:1]))
             access = Access(storage_options=storage_options, hedge_s=hedge_s, origin=origin)
@@ -364,10 +364,6 @@ class _Paths(_Texts):
 def _protocols_of(url: str) -> list[str]:
     """Return the protocol of each part of a URL; that of a local path is empty."""
     return [part.partition("://")[0] if "://" in part else "" for part in url.split("::")]
-
-
-def _is_remote(url: str) -> bool:
-    return _protocols_of(url)[-1] not in _LOCAL
 
 
 def _own_folder(files: Sequence[str]) -> str:

@@ -54,8 +54,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
 
     `deal` decides which worker gets which sample. kdpipes therefore removes webdataset's splitters (`split_by_worker`,
     `split_by_node`, `single_node_only`) from a copy of the pipeline, so that every loader delivers every sample exactly
-    once. Shuffles are seeded from the seed of `deal` and the epoch, instead of their own seed or the clock. All other
-    stages must yield the same samples in every worker.
+    once. Shuffles are seeded from the seed of `deal` and the epoch. All other stages must be the same in every worker.
 
     Args:
         dataset: A `wds.WebDataset` or `wds.DataPipeline` of samples.

@@ -32,30 +32,26 @@ Verify = Literal["always", "once", "never"]
 class RecordReaderMapDataPipe(MapPipe):
     """Reads the samples of record files by position (`kdp.open_records(folder)`).
 
-    `kdp.write_records` writes such files, with the keys, fields and class names of its input. Keys, labels and other
-    integer fields are known without opening a record. Each field is loaded separately when it is read. Nothing is
-    written or locked, so folders may be read-only, and all processes share one copy in memory.
+    `kdp.write_records` writes such files. Keys, labels and other integer fields are known without opening a record, and
+    each field is loaded separately when it is read. Nothing is written or locked, so folders may be read-only.
 
     Arrays of at least a page are read-only views of the files, so only the parts that you use are read from the disk.
     Smaller arrays and other values are copies. You may keep views, but must not truncate the files meanwhile.
 
-    For data larger than memory, `deal(shuffle=kdp.by_shard(window=10_000))` reads part by part, in a different order in
-    each epoch, and shuffles samples within windows of 10,000. Only the parts of a window need memory. Without `window`,
-    it has the samples of 8 parts. The writer distributes samples over the parts at random. With `block_size`, blocks of
-    that many samples are shuffled instead of parts, so that samples have more different neighbors over the epochs.
+    For data larger than memory, use `deal(shuffle=kdp.by_shard(...))`: only the parts of a window need memory. The
+    writer distributes samples over the parts at random. With `block_size`, blocks are shuffled instead of parts.
 
     Args:
         folder: A local folder; `kdpipes.write.copy_to_local` copies a remote one.
         verify: When checksums are compared: "always", at every read; "once" per process and field; or "never".
-        block_size: The number of neighboring samples that `deal(shuffle="shards")` treats as a shard; None: a part.
+        block_size: The number of neighboring samples that `kdp.by_shard` treats as a shard; None: a part.
 
-    Memory: the keys, 12 bytes a sample, 16 a field and 8 an integer, shared by all workers. Up to about 64 MiB of the
-        files that a process has read lately count as its memory; the rest stays in the page cache.
+    Memory: the keys, 12 bytes a sample, 16 a field and 8 an integer; up to 64 MiB of the files in each process.
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        DataError: The folder does not contain all parts of one dataset in this version of the format; a part is
-            truncated; or a record is damaged. The message names the file, the key and the offset.
+        DataError: The folder lacks parts of the dataset, or is of another format; a part is truncated; or a record is
+            damaged. The message names the file, the key and the offset.
 
     Example:
         >>> _ = kdp.write_records(kdp.from_dataset([("heron", 0), ("stork", 1)]), "birds", num_parts=1)

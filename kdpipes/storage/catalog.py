@@ -395,9 +395,11 @@ def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexF
     indexes: list[tuple[str, ShardIndex]] = []
     damage: list[DataError] = []
     known = [index_url(url), cached_index(url)]
+    # The shard holds the keys and columns of its index, too.
+    max_bytes = _LARGEST_HEADER + 2 * version.size if version.size >= 0 else MAX_BYTES
     for place in places or (known if is_local(url) else reversed(known)):  # a request less
         try:
-            content = if_there(partial(read_url, max_bytes=_most_bytes(version)), place)
+            content = if_there(partial(read_url, max_bytes=max_bytes), place)
         except TooLargeError as error:
             damage.append(error)
             continue
@@ -415,11 +417,6 @@ def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexF
     fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
-
-
-def _most_bytes(version: Version) -> int:
-    """Return how large the index of a shard can be: the shard holds its keys and columns, too."""
-    return _LARGEST_HEADER + 2 * version.size if version.size >= 0 else MAX_BYTES
 
 
 def _may_fit(then: Version, now: Version, place: str, url: str) -> bool:

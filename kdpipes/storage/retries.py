@@ -87,13 +87,10 @@ def retried(
             if num_timeouts == num_silent or isinstance(error, final) or is_permanent or is_rejected(error):
                 raise
             _log_retry(attempt, num_tries, error)
-            time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * _jitter())
+            # A random factor from 0.5 to 1.5; not from a generator, because caches look for those that samples use.
+            jitter = 0.5 + os.urandom(1)[0] / 255
+            time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * jitter)
     return action()
-
-
-def _jitter() -> float:
-    """Return a random factor from 0.5 to 1.5; not from a generator, because caches look for those that samples use."""
-    return 0.5 + os.urandom(1)[0] / 255
 
 
 def _log_retry(attempt: int, num_tries: int, error: Exception) -> None:

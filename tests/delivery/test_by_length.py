@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.delivery.batching import Arguments
 from kdpipes.delivery.grouped import GroupedEpoch, LengthOrder
 from kdpipes.delivery.layout import Sharding
 
@@ -35,10 +36,10 @@ class Texts(kdp.SampleSource):
         return self._lengths[index]
 
 
-def bound(limits: dict[str, int], **arguments: Any) -> Any:
+def bound(limits: dict[str, int], *, uneven: Any, shuffle: bool) -> Any:
     tokens = {name: limit for name, limit in limits.items() if name.endswith("max_tokens")}
-    sizes: Any = {name: limit for name, limit in limits.items() if name not in tokens}
-    return Texts().deal(batching=kdp.by_length("length", **tokens), **sizes, **arguments)._batching
+    sizes = limits.get("batch_size"), limits.get("global_batch_size")
+    return kdp.by_length("length", **tokens).bind(Texts(), Arguments(*sizes, shuffle, None, 0, uneven))
 
 
 def epochs(pipe: Any, number: int = 2) -> list[list[list[int]]]:

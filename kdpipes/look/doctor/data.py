@@ -113,7 +113,7 @@ def equal_images(chain: Chain, facts: Facts) -> Iterator[Wrong]:
         if field not in before or is_part or not _are_equal(values):
             continue
         values_before = itertools.islice(contents(before[field], field), _NUM_PROBED)
-        contents_before = [_bytes_of(value) for value in values_before]
+        contents_before = [getattr(value, "content", None) or np.asarray(value).tobytes() for value in values_before]
         if len(set(contents_before)) * 2 > len(contents_before):
             yield (
                 "transform",
@@ -131,10 +131,6 @@ def _are_equal(values: Sequence[Any]) -> bool:
         return False
     arrays = [np.asarray(value) for value in values]
     return arrays[0].ndim > 0 and all(np.array_equal(arrays[0], other) for other in arrays[1:])
-
-
-def _bytes_of(value: Any) -> bytes:
-    return getattr(value, "content", None) or np.asarray(value).tobytes()
 
 
 @rule("wide-pixels", "warning", runs_chain=True)
