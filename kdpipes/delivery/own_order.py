@@ -109,7 +109,8 @@ class _Listing(Fingerprinted):
 
 def _innermost(sampler: Any) -> Any:
     """Return the sampler of samples that a sampler of batches reads; else the sampler itself."""
-    return getattr(sampler, "sampler", sampler)
+    inner = vars(sampler).get("sampler")
+    return inner if isinstance(inner, Sampler | _CountsEpochs) else sampler
 
 
 def _listed_by(param: str, listing: Any) -> Any:
