@@ -106,7 +106,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     Raises:
         ValueError: An argument is out of range. When an epoch begins, also if the ranks would not end together. When it
             ends, also if a rank would get no samples (`split="samples"`).
-        ChainError: A pipe upstream shards already; `split="lanes"`, and the chain does not allow it.
+        ChainError: A pipe upstream shards already; `split=kdp.lanes(...)`, and the chain does not allow it.
     """
 
     def __init__(

@@ -277,7 +277,7 @@ class SameDamage:
                 raise DataError(
                     f"Shard {skip.key!r} could be read by only one of workers {worker} and {other} ({skip.error}). "
                     "Each worker reads the whole stream to make its own batches: samples would be lost and duplicated. "
-                    'Resume from the last state, or use `deal(split="lanes")`.'
+                    "Resume from the last state, or use `deal(split=kdp.lanes())`."
                 )
         compared = min(self._done)
         for skips in self._given_up:

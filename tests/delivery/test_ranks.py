@@ -67,7 +67,7 @@ def make():
         stream = kdp.stream_shards(urls)
         stream = (stream.add_field("died", die) if dies else stream).select("key is_padding" + " died" * bool(dies))
         cut = {"num_batches": 9} if uneven == "steps" else {"uneven": uneven}
-        pipe = stream.deal(global_batch_size=4, max_ranks=2, lanes=6, shuffle="shards", **cut)
+        pipe = stream.deal(global_batch_size=4, split=kdp.lanes(6, max_ranks=2), shuffle="shards", **cut)
         return kdp.Loader(pipe, num_workers=int(num_workers))
     return kdp.Loader(pipe, num_workers=int(kind[0]) if kind[0].isdigit() else 2)
 
