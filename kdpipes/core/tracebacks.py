@@ -62,7 +62,8 @@ def traceback_text(error: BaseException) -> str:
 
 def calling_line() -> tuple[FrameType, int]:
     """Return the innermost frame of the user's code and its line; without such a frame, the outermost one."""
-    frames = list(traceback.walk_stack(inspect.currentframe()))  # with None, versions of Python skip other frames
+    # With None, different versions of Python skip different frames.
+    frames = list(traceback.walk_stack(inspect.currentframe()))
     return next((each for each in frames if not _is_library(each[0].f_code.co_filename)), frames[-1])
 
 

@@ -33,8 +33,10 @@ MISSING: Any = object()  # the first value of an attribute that did not exist at
 PLAIN = (bytes, str, bool, int, float, complex, np.generic)
 VALUES = (*PLAIN, tuple, list, dict, set, frozenset, np.ndarray, torch.Tensor, PurePath, torch.dtype)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-CARRIERS = (Mapping, list, tuple, deque, Set, functools.partial, FunctionType, MethodType)  # which hold others' objects
-_MOST_OBJECTS, _MOST_ENTRIES = 20_000, 100  # that are looked at, in all and of a collection
+# Objects of these types may hold objects of users.
+CARRIERS = (Mapping, list, tuple, deque, Set, functools.partial, FunctionType, MethodType)
+# Limits of the search: objects in all, and entries of one collection.
+_MOST_OBJECTS, _MOST_ENTRIES = 20_000, 100
 _LIBRARIES = frozenset(["builtins", "kdpipes", "numpy", "torch"])  # wherever they are, as in a checkout
 _SITE_FOLDERS = frozenset(["site-packages", "dist-packages"])
 _WRAPPERS = (

@@ -411,8 +411,8 @@ class Dealer(Resumable):
             items = [item for item in make() if item is not LEFT_OUT]
             if not items and sharding.num_ranks > 1:
                 raise DataError(
-                    f"Every sample of batch {batch} had to be left out, and the other ranks would wait for it. The log "
-                    "has the reasons. Use larger batches, or remove the samples from the plan."
+                    f"All samples of batch {batch} failed (see the log). Skipping the batch would make the other ranks "
+                    "wait forever. Use larger batches, or remove the samples from the plan."
                 )
         except BaseException as error:
             add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")

@@ -107,7 +107,8 @@ def hold_dealt_chains() -> None:
     wrap: Any = _IterDataPipeSerializationWrapper.__init__
 
     def wrap_chain(wrapper: Any, datapipe: Any) -> None:
-        datapipe = datapipe.chain if isinstance(datapipe, DealtDataset) else datapipe  # as Accelerate wraps it again
+        # Accelerate wraps a wrapped chain again.
+        datapipe = datapipe.chain if isinstance(datapipe, DealtDataset) else datapipe
         wrap(wrapper, datapipe)
         if Chain.of(datapipe).of_type(Dealer):
             if Chain.of(datapipe).numbering_deal() is not None:

@@ -561,7 +561,7 @@ class Loader:
         skips = counters.skips.values()
         if counters.delivered.epoch == counters.dropped_skips:
             raise ChainError(
-                f"A receipt lists what was skipped, but more than {MOST_SKIPS:,} samples were skipped in epoch "
+                f"A receipt lists all skipped samples, but more than {MOST_SKIPS:,} samples were skipped in epoch "
                 f"{counters.dropped_skips}, and only the latest ones are known."
             )
         return receipt_of(self._dealt_part, counters.delivered, skips, self._ranks, pipes=pipes, sizes=sizes)
@@ -575,8 +575,8 @@ class Loader:
         own = self._own
         if own is None or not own.is_profiled:
             raise ValueError(
-                "The loader does not measure: make it with `kdp.Loader(pipe, ..., profile=True)`, or run its chain, "
-                "`kdp.profile(pipe)`."
+                "The loader was made without `profile=True`. Write `kdp.Loader(pipe, ..., profile=True)`, or profile "
+                "its chain: `kdp.profile(pipe)`."
             )
         return measured(self._chain, own)
 
@@ -712,21 +712,21 @@ def check_shares(pipe: Any, num_workers: int) -> None:
         other = next(filter(shards, above), None)
         if other is not None:
             raise ChainError(
-                f"`.{node.name}()` shards what `.{pipe_name(other)}()` has sharded: samples would be lost. Keep one of "
-                "them."
+                f"`.{node.name}()` and `.{pipe_name(other)}()` both shard the samples, so samples would be lost. Keep "
+                "one of them."
             )
         is_seeded = isinstance(node.pipe, Dealer) or type(node.pipe) is ShardingFilter
         if not is_seeded and any(isinstance(each, Shuffler) for each in above):
             raise ChainError(
-                f"`{node.name}` shards what `.shuffle()` gives, but is no `sharding_filter`: each worker would shuffle "
-                "differently, and samples would be lost and repeated. Use `.sharding_filter()`, or "
+                f"`{node.name}` shards the output of `.shuffle()`, but is not a `sharding_filter`: each worker would "
+                "shuffle differently, and samples would be lost and repeated. Use `.sharding_filter()`, or "
                 "`.deal(batch_size=...)`."
             )
         if is_of_torchdata(node.pipe, "InMemoryCacheHolder", "EndOnDiskCacheHolder"):
             drawing = Chain.of(node.pipe).random_name()
             if drawing is not None:
                 raise ChainError(
-                    f"`.{node.name}()` would keep what `{drawing}` has drawn: every epoch would get the random numbers "
+                    f"`.{node.name}()` would cache the random results of `{drawing}`: every epoch would repeat those "
                     "of the first one. Put the cache before it."
                 )
 

@@ -33,7 +33,7 @@ from kdpipes.look.pictures import (
 )
 from kdpipes.look.rendering import class_name
 
-BATCH_SIZE = 16  # of a chain without `deal`, which has none
+BATCH_SIZE = 16  # for a chain without `deal`
 
 
 @runtime_checkable
@@ -83,7 +83,7 @@ def chain_in(subject: Any, view: str) -> Any:
 
 @contextmanager
 def looking(pipe: Any) -> Iterator[Iterator[Any]]:
-    """Yield the items that a chain makes next, in this process and without `to_device`.
+    """Yield the next items of a chain, made in this process and without `to_device`.
 
     A copy of the chain makes them. Its epochs and the global generators do not change, and no sample is quarantined.
     """
@@ -302,7 +302,8 @@ def replay_grid(
         IndexError: The epoch has no such batch.
     """
     dealer = dealer_of(source_datapipe)
-    originals: dict[int, Column | None] = {}  # of samples that `on_error` loads at once: then they are known no more
+    # `on_error` loads fields at once, after which the original values are unknown.
+    originals: dict[int, Column | None] = {}
 
     def seen(sample: Sample) -> None:
         originals[sample.ordinal] = _before(sample, field)

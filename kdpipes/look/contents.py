@@ -111,7 +111,7 @@ class Contents:
     kind: Literal["shards", "records", "images", "files"]
     num_samples: int | None  # or files
     num_bytes: int | None
-    fields: list[FieldSeen]  # of all samples that were read
+    fields: list[FieldSeen]  # the fields of all samples read
     classes: list[ClassSeen] | None  # in ascending order
     samples: list[SampleSeen]  # the first ones
     shards: list[ShardState] = field(default_factory=list)

@@ -37,7 +37,8 @@ _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}  # b
 _HEAD = 1 << 16  # bytes from which the delimiter is guessed
 _BLOCK = 1 << 28  # bytes of a file that are parsed together if a row or a change of types does not fit pyarrow's blocks
 _LARGE = 2.0**63  # integers from here on need all 64 bits
-_ERRORS = (ValueError, TypeError, OverflowError, NotImplementedError)  # of Arrow, where it cannot convert values
+# Arrow raises these where it cannot convert values.
+_ERRORS = (ValueError, TypeError, OverflowError, NotImplementedError)
 _HUGGING_FACE = b"huggingface"  # the entry of a schema's metadata that holds the features
 
 
@@ -210,11 +211,12 @@ def _read_json(file: _File) -> Any:
 
 
 def _with_large_integers(read: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return the rows of a file of text. pyarrow reads integers from 2**63 on as floats; these become unsigned."""
+    """Return the rows of a text file. pyarrow reads integers from 2**63 on as floats; they become unsigned integers."""
     rows, types = read({}), dict[str, Any]()
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if pa.types.is_float64(field.type) and (pc.max(column).as_py() or 0) >= _LARGE:
-            with suppress(pa.ArrowInvalid):  # unless they are floats, or beyond 64 bits
+            # Floats, and integers beyond 64 bits, remain floats.
+            with suppress(pa.ArrowInvalid):
                 rows = read({**types, field.name: pa.uint64()})
                 types[field.name] = pa.uint64()
     return rows

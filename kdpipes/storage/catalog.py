@@ -51,7 +51,7 @@ _SMALL = 1 << 18  # bytes of storage that are read in the time of a request
 _LARGEST_HEADER = 1 << 24  # bytes of an index besides its arrays
 _AT_ONCE = 512  # samples whose members are requested at a time
 _NUM_READINGS = 3  # of a shard that arrives damaged
-_BETWEEN_SWEEPS = 64  # indexes that are kept
+_BETWEEN_SWEEPS = 64  # indexes kept between two sweeps of the local cache
 _num_kept = count()
 _log = logger(__name__)
 

@@ -57,7 +57,8 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
         with suppress(OSError):
             make_cache_folder(path.parent)
             stack.enter_context(locked(path.with_suffix(".lock")))
-            for draft in path.parent.glob(f".{path.name}.*.part"):  # of a process that was killed under the lock
+            # Drafts of processes that were killed while they held the lock.
+            for draft in path.parent.glob(f".{path.name}.*.part"):
                 draft.unlink()
         joined: Catalog | None = None
         try:

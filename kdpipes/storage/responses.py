@@ -55,7 +55,7 @@ class Wanted(NamedTuple):
             raise NoRangesError(f"{self.most} bytes were requested, and the response is the whole file")
         found = _CONTENT_RANGE.match(content_range or "") if is_part else None
         if found is not None and int(found[1]) != self.start:
-            raise WrongResponseError(f"bytes from {self.start} on were requested, but {content_range!r} came")
+            raise WrongResponseError(f"bytes from {self.start} on were requested, but {content_range!r} was returned")
         self.check_length(length or 0)
 
     def check_length(self, length: int) -> None:

@@ -152,10 +152,10 @@ def jitter(x: int, rng: np.random.Generator) -> int:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: numbers().deal(batch_size=5).sharding_filter(), "`.sharding_filter()` shards what `.deal()`"),
+        (lambda: numbers().deal(batch_size=5).sharding_filter(), "`.sharding_filter()` and `.deal()` both shard"),
         (lambda: IterableWrapper([1]).sharding_filter().sharding_filter(), "Keep one of them"),
-        (lambda: OwnSharder(IterableWrapper([1]).shuffle()), "`OwnSharder` shards what `.shuffle"),
-        (lambda: kdp.from_dataset([1]).transform("x", jitter).deal(batch_size=1).in_memory_cache(), "what `jitter`"),
+        (lambda: OwnSharder(IterableWrapper([1]).shuffle()), "`OwnSharder` shards the output of `.shuffle"),
+        (lambda: kdp.from_dataset([1]).transform("x", jitter).deal(batch_size=1).in_memory_cache(), "of `jitter`"),
     ],
     ids=["deal and filter", "two filters", "own sharder", "stock cache"],
 )
