@@ -41,9 +41,8 @@ class Recipe(Fingerprinted):
         self._functions = {name: Callback(f"fields[{name!r}]", function) for name, function in named.items()}
 
     def fingerprint(self) -> Any:
-        """Return the data that identify the recipe, in the form of older states and caches."""
-        known = {name: value for name, value in vars(self).items() if name != "class_names"}
-        return known if self.class_names is None else (known, self.class_names)
+        """Return the arguments."""
+        return vars(self)
 
     def __call__(self, item: Any, index: int) -> Sample:
         if item is None:

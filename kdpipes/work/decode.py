@@ -469,15 +469,11 @@ class ImageDecoder(Step):
 
     def value_fingerprint(self) -> Any:
         """Return the data on which the pixels depend: the decoder, its version, and the mode."""
-        return self.field, *self.decoded_by(), PIL.__version__, self._exact, *self._options()
+        return self.field, *self.decoded_by(), PIL.__version__, self._exact, self.mode, self.exif
 
     def fingerprint(self) -> Any:
-        """Return the arguments that change the images; for the defaults, in the form of older states."""
-        known = {"_field": self.field, "_backend": self.backend, "_exact": self._exact, "_what": self._what}
-        return {**known, "options": self._options()} if self._options() else known
-
-    def _options(self) -> tuple[Any, ...]:
-        return () if self.mode == "RGB" and not self.exif else (self.mode, self.exif)
+        """Return the arguments that change the images."""
+        return self.field, self.backend, self._exact, self.mode, self.exif
 
     def decoded_by(self) -> tuple[str, str]:
         """Return the name and the version of the decoder for JPEGs. The version of Pillow is left empty."""
