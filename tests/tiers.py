@@ -144,6 +144,7 @@ write/test_write_shards_left_out.py
 # Run by `make test-all` alone: object stores, process groups, trainers and other packages, notebooks, documentation,
 # benchmarks, type checkers, kills, leaks, and what takes many seconds and seldom fails.
 FULL = """
+cache/test_stale_values.py::test_a_change_is_never_missed_in_redis
 cache/test_stale_values.py::test_a_change_is_never_missed_on_disk
 cache/test_cache_on_disk.py::test_workers_and_executors_fill_a_cache
 cli/test_replay.py::test_it_is_a_command

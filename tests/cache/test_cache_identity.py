@@ -10,8 +10,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from torch.utils.data.datapipes.iter import IterableWrapper
-from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.demo import write_photo_folder, write_photo_shards
@@ -89,19 +87,6 @@ def test_a_file_elsewhere_that_has_changed_is_loaded_again(photos: Any, tmp_path
     assert changed[1]["x"] == photos[9]["x"]
 
 
-def test_listed_files_that_have_changed_are_loaded_again(tmp_path: Path) -> None:
-    paths = [tmp_path / "1.txt", tmp_path / "2.txt"]
-    for file in paths:
-        file.write_text("heron")
-    indexed, stream = SequenceWrapper([*map(str, paths)]), IterableWrapper([*map(str, paths)])
-    for pipe in (indexed.to_samples(), stream.to_samples()):
-        assert counted(pipe.cache_on_disk(tmp_path / "cache"))[0] in (0, 2)
-    paths[1].write_text("stork")
-    os.utime(paths[1], ns=(5, 5))
-    for pipe in (indexed.to_samples(), stream.to_samples()):
-        assert [sample["x"] for sample in pipe.cache_on_disk(tmp_path / "cache")] == [b"heron", b"stork"]
-
-
 def test_the_shards_of_a_cache_are_told_apart_by_their_versions(tmp_path: Path) -> None:
     urls = write_photo_shards(tmp_path / "shards")
     cache = tmp_path / "cache"
@@ -126,17 +111,6 @@ def test_equal_keys_of_mixed_sources_are_kept_apart() -> None:
             assert [sample["x"] for sample in cached] == [sample["x"] for sample in pipe]
         assert {sample["x"] for sample in cached} == {"a1", "b1", "a2", "b2", "A2", "B2"}
         assert cached.stats().entries == 6
-
-
-def test_an_entry_of_the_label_depends_on_the_label_mapping(tmp_path: Path) -> None:
-    source = kdp.from_ids(["a", "b"], [0, 1], load=str.upper)
-
-    def chain(mapping: dict[int, int]) -> Any:
-        mapped = source.map_classes(mapping).transform("x", lambda x: x * 2)
-        return mapped.add_field("z", lambda sample: sample["y"]).cache_on_disk(tmp_path / "cache")
-
-    assert [sample["z"] for sample in chain({0: 1, 1: 0})] == [1, 0]
-    assert [sample["z"] for sample in chain({0: 0, 1: 1})] == [0, 1]
 
 
 def test_the_values_of_a_dataset_count_however_many_there_are(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ SOURCES: dict[str, Callable[[Data], Any]] = {
     "to_samples, a stream": lambda data: IterableWrapper(data.rows()).to_samples(
         key=lambda row: row["key"], fields={"x": lambda row: row["text"], "y": lambda row: row["number"]}
     ),
-    "to_samples, paths": lambda data: IterableWrapper(data.files()).to_samples(label=lambda path: len(path)),
+    "to_samples, paths": lambda data: IterableWrapper(data.files()).to_samples(key=lambda path: "a", label=len),
     "to_samples, open files": lambda data: Opened(data.files()).to_samples(),  # type: ignore[attr-defined]
     "open_shards": lambda data: kdp.open_shards(data.tar(), class_names=data.names),
     "stream_shards": lambda data: kdp.stream_shards(data.tar(), class_names=data.names),
@@ -261,21 +261,29 @@ def check(before: Data, after: Data, source: str, cached: Callable[[Any], Any]) 
             assert fields_of(cached(chain)) == expected  # the second time from the cache
 
 
+def check_changes(source: str, folder: Path, cached: Callable[[Any], Any]) -> None:
+    before = Data(folder)
+    for change in CHANGES.values():
+        check(before, replace(before, **change), source, cached)
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_change_is_never_missed_in_memory(source: str, tmp_path: Path) -> None:
-    before = Data(tmp_path)
     name = f"stale-{os.getpid()}"
     first = kdp.from_dataset([(1, 0)]).cache_in_memory(name=name, max_bytes=10_000_000)  # keeps the cache
-    for change in CHANGES.values():
-        check(before, replace(before, **change), source, lambda chain: chain.cache_in_memory(name=name))
+    check_changes(source, tmp_path, lambda chain: chain.cache_in_memory(name=name))
     assert first[0]["x"] == 1
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("layout", ["lmdb", "files"])
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_change_is_never_missed_on_disk(source: str, change: str, tmp_path: Path) -> None:
-    before = Data(tmp_path)
-    check(before, replace(before, **CHANGES[change]), source, lambda chain: chain.cache_on_disk(tmp_path / "cache"))
+def test_a_change_is_never_missed_on_disk(source: str, layout: Any, tmp_path: Path) -> None:
+    check_changes(source, tmp_path, lambda chain: chain.cache_on_disk(tmp_path / "cache", layout=layout))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_change_is_never_missed_in_redis(source: str, tmp_path: Path, redis_server: Any, namespace: str) -> None:
+    check_changes(source, tmp_path, lambda chain: chain.cache_in_redis(redis_server.url, namespace=namespace))
 
 
 def counted(cached: Any) -> tuple[int, int]:
