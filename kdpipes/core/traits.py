@@ -63,7 +63,8 @@ class Traits:
         handles_errors: Whether the pipe decides what happens to samples that cannot be made.
         holds_back: Whether a stream may hold samples back, so that the sample that leaves the pipe need not be the one
             that was read last.
-        counts_whole: Whether what passes depends on the whole stream, so that it cannot be read in lanes.
+        counts_whole: Whether what passes depends on the whole stream, so that it cannot be read in lanes; of a source:
+            whether it may give its samples several times in an epoch.
         is_remote: Whether a source reads over a network and can prefetch samples.
         reads_files: Whether a source reads a local file for each sample and can prefetch samples.
     """

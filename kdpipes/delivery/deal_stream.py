@@ -197,7 +197,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             (node.traits.is_plan and node.traits.holds_back) or is_of_torchdata(node.pipe, "Cycler", "Repeater")
             for node in chain
         )
-        return self.continues or len(chain.sources) != 1 or any(repeats)
+        return self.continues or len(chain.sources) != 1 or chain.sources[0].traits.counts_whole or any(repeats)
 
     def num_planned(self) -> int | None:
         """Return how many samples all ranks together get in an epoch, as far as that is known."""
@@ -488,6 +488,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             dealer = weakref.proxy(self)
             items = with_lost_shards(lambda *damage: dealer._give_up(*damage), iter(items))
             items = with_failures(items) if self._gets_failures() else items
+            if self._skipper.knows_bad_samples and not self.may_repeat:
+                items = self._skipper.without_twins(items)
         return with_stream_keys(items, seed, epoch, start=0 if cursor is None else cursor.num_samples)
 
     def _gets_failures(self) -> bool:

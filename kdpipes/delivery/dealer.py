@@ -347,9 +347,14 @@ class Dealer(Resumable):
         if handler is not None:
             if self._told_of_skips is None:
                 self._limits = SkipLimits(handler, sharding.num_ranks * sharding.num_workers, start.batch)
-            is_indexed = isinstance(self.source, MapPipe)
-            told = self._told_of_skips
-            self._skipper = Skipper(handler, self._banned, told, self._seen, self._limits, is_indexed=is_indexed)
+            self._skipper = Skipper(
+                handler,
+                self._banned,
+                self._told_of_skips,
+                self._seen,
+                self._limits,
+                is_indexed=isinstance(self.source, MapPipe),
+            )
         return epoch, start.batch
 
     def _end(self, epoch: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import without_notes
+from kdpipes.core.errors import ChainError, without_notes
 from kdpipes.core.messages import logger
 from kdpipes.core.operation import ErrorHandler, entry_names, position_of
 from kdpipes.core.randomness import SampleKey
@@ -151,6 +151,19 @@ class Skipper:
     def knows_bad_samples(self) -> bool:
         """Whether there are samples that must not be tried, so that the key of each sample must be looked up."""
         return bool(self._listed)
+
+    def without_twins(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items of a stream; raise ChainError for a second sample with a key that is in quarantine."""
+        places = dict[str, int]()
+        for item in items:
+            if isinstance(item, Sample) and item.key in self._listed:
+                first = places.setdefault(item.key, item.index)
+                if first != item.index:
+                    raise ChainError(
+                        f"Samples {first} and {item.index} of the stream both have the key {item.key!r}, which is "
+                        "in quarantine: it cannot tell them apart. Give them keys of their own: `.to_samples(key=...)`."
+                    )
+            yield item
 
     def make(self, sample_key: SampleKey, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
         """Return `finish(fetch())`, or LEFT_OUT if the sample is skipped; `fetch` returns the sample unloaded."""

@@ -20,6 +20,7 @@ from kdpipes.core.randomness import current_epoch, hash_key
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
+from kdpipes.core.traits import Traits
 from kdpipes.sources.to_samples import Recipe
 from kdpipes.storage.urls import path_of, relative_names
 
@@ -90,6 +91,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
         if fields is not None and not isinstance(fields, str):
             raise TypeError(must_be("fields", 'names in one string, like "jpg cls"', fields))
         _reject(dataset)
+        self.traits = Traits(counts_whole=dataset.repetitions != 1)
         self._dataset = Shared(dataset)
         self._names = Shared(_names_of(dataset))
         self._fields = fields
@@ -117,9 +119,8 @@ def _reject(pipeline: DataPipeline) -> None:
     """Raise ChainError for stages that would lose or duplicate samples, because each worker reads the whole stream."""
     is_behind_splitters = False
     for stage in pipeline.pipeline:
-        function = getattr(stage, "f", None)
-        reason = next((text for kind, text in _REJECTED_SOURCES.items() if isinstance(stage, kind)), None)
-        reason = reason or next((text for one, text in _REJECTED_FILTERS.items() if function is one), None)
+        sources = (text for kind, text in _REJECTED_SOURCES.items() if isinstance(stage, kind))
+        reason = _REJECTED_FILTERS.get(getattr(stage, "f", None)) or next(sources, None)
         if reason is not None:
             raise ChainError(f"Every worker must read the same stream, but {_named(stage)} {reason}.")
         is_behind_splitters |= isinstance(stage, (filters.FilterFunction, *_OPENERS))
@@ -180,6 +181,5 @@ def _stage_of_epoch(stage: Any, *place: int) -> Any:
     if isinstance(stage, filters.detshuffle):
         return filters.shuffle(stage.bufsize, initial=stage.initial, rng=rng)
     if getattr(stage, "f", None) is filters._shuffle:
-        given = dict(zip(("bufsize", "initial"), stage.args, strict=False))
-        return filters.shuffle(**given, **{name: stage.kw[name] for name in _KEPT if name in stage.kw}, rng=rng)
+        return filters.shuffle(*stage.args[:2], **{name: stage.kw[name] for name in _KEPT if name in stage.kw}, rng=rng)
     return stage

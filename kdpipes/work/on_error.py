@@ -150,14 +150,12 @@ class OnError(ErrorHandler):
                     "`on_error` identifies samples in quarantine by their keys, but a sample that failed has none: "
                     f"{error}. Pass a unique key, `kdp.Sample(fields, key=...)`, in the source."
                 )
-            entry = {"key": key, "position": list(position), "error": error}
-            line = json.dumps({name: value for name, value in entry.items() if value != []}) + "\n"
+            place = {"position": list(position)} if position else {}
+            line = json.dumps({"key": key, **place, "error": error}) + "\n"
             lock = FileLock(self._path.with_name(f".{self._path.name}.lock"))
             with lock, self._path.open("a+b") as file:
                 if once and entry_name(key, position) in self.listed():
                     return
-                is_torn = False
-                if file.seek(0, os.SEEK_END):
-                    file.seek(-1, os.SEEK_END)
-                    is_torn = file.read(1) != b"\n"  # a process was killed while it wrote
-                file.write(("\n" if is_torn else "").encode() + line.encode())
+                file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+                start = b"" if file.read() in b"\n" else b"\n"  # a process was killed while it wrote
+                file.write(start + line.encode())

@@ -28,8 +28,9 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
     `cutmix` are not repeated; `kdp.rebuild_batch` rebuilds whole batches.
 
     Args:
-        sample_or_key: The key of a sample of the chain (in a stream, the first sample of that key); or a sample as its
-            source makes it, to which all work pipes of the chain are applied, but no plan pipe.
+        sample_or_key: The key of a sample of the chain (if several samples of a stream have it, that with the recorded
+            ordinal, or the first one if the ctx has none); or a sample as its source makes it, to which all work pipes
+            of the chain are applied, but no plan pipe.
         ctx: The ctx of the sample: plain data, which may come from JSON.
         source_datapipe: The chain that recorded the ctx. `deal` and all pipes after it are ignored.
 
@@ -129,9 +130,14 @@ def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
     # Otherwise, stock pipes would draw from the global generators, which other threads may seed.
     seed_streams(reversed(Chain.of(stream)), sample_key.seed, sample_key.epoch)
     with using_key(sample_key):
-        for sample in stream.samples():
+        found = None
+        for number, sample in enumerate(stream.samples()):
             if sample.key == key:
-                return finished(stream, sample)
+                found = sample
+            if found is not None and number >= sample_key.position:
+                break
+        if found is not None:
+            return finished(stream, found)
     raise DataError(f"The stream has no sample with key {key!r}.")
 
 

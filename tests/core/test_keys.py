@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
@@ -47,28 +50,7 @@ def test_a_name_that_repeats_makes_several_keys(make: Any, tmp_path: Path) -> No
     batches = pipe.select("key y").deal(batch_size=64)
     assert [key for batch in kdp.Loader(batches) for key, _ in batch] == keys
     assert [key for batch in kdp.Loader(pipe.select("key y").deal(batch_size=1)) for key, _ in batch] == keys
-
-
-@pytest.mark.parametrize("make", [of_ids, of_paths])
-def test_replay_finds_each_of_several_rows(make: Any, tmp_path: Path) -> None:
-    pipe = make(["a", "b", "a"], tmp_path)
-    chain = pipe.record_ctx().select("y", return_ctx=True)
-    assert [kdp.replay(sample.key, {}, chain)[0] for sample in pipe] == [(0,), (1,), (2,)]
-
-
-@pytest.mark.parametrize("make", [of_ids, of_paths])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_quarantined_row_drops_no_other(make: Any, num_workers: int, tmp_path: Path) -> None:
-    def checked(sample: Any) -> int:
-        if sample["y"] == 0:
-            raise kdp.DataError("bad")
-        return int(sample["y"])
-
-    pipe = make(["a", "b", "a"], tmp_path).add_field("v", checked)
-    path = tmp_path / "quarantine.jsonl"
-    chain = pipe.on_error("quarantine", path=path, max_share=1.0).select("v").deal(batch_size=1)
-    with kdp.Loader(chain, num_workers=num_workers) as loader:
-        assert [[v for batch in loader for (v,) in batch] for _ in range(2)] == [[1, 2], [1, 2]]
+    assert [kdp.replay(key, {}, pipe.record_ctx().select("y")) for key in keys] == [(0,), (1,), (2,), (3,)]
 
 
 def test_rows_of_one_image_join_what_belongs_to_it(tmp_path: Path) -> None:
@@ -111,20 +93,23 @@ DOUBLES = {
 }
 
 
-@pytest.mark.parametrize("source", DOUBLES)
+def without(bad: int, pipe: Any, path: Path, **options: Any) -> Any:
+    """Return a loader of numbers whose sample `bad` cannot be made."""
+    pipe = pipe.add_field("v", lambda sample: sample["y"] + 0 // (sample["y"] - bad))
+    pipe = pipe.on_error("quarantine", path=path, max_share=1.0)
+    return kdp.Loader(pipe.select("v", bare=True).deal(batch_size=1), **options)
+
+
+@pytest.mark.parametrize("source", [*DOUBLES, of_ids, of_paths])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_quarantine_tells_equal_keys_apart(source: str, num_workers: int, tmp_path: Path) -> None:
+def test_quarantine_tells_equal_keys_apart(source: Any, num_workers: int, tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
-
-    def chain(bad: int) -> Any:
-        pipe = DOUBLES[source]().add_field("v", lambda sample: 1 // (sample["y"] - bad) and sample["y"])
-        return pipe.on_error("quarantine", path=path, max_share=1.0).select("y v").deal(batch_size=1)
-
-    with kdp.Loader(chain(0), num_workers=num_workers) as loader:
-        assert [[batch[0][0] for batch in loader] for _ in range(2)] == [[1, 2], [1, 2]]
-    assert [batch[0][0] for batch in kdp.Loader(chain(7))] == [1, 2], "the entry stays"
+    pipe = DOUBLES[source]() if isinstance(source, str) else source(["a", "b", "a"], tmp_path)
+    with without(0, pipe, path, num_workers=num_workers) as loader:
+        assert [[v for (v,) in loader] for _ in range(2)] == [[1, 2], [1, 2]]
+    assert [v for (v,) in without(7, pipe, path)] == [1, 2], "the entry stays"
     path.write_text(json.dumps({"key": two_tables()[1].key, "error": "by hand"}) + "\n")
-    assert [batch[0][0] for batch in kdp.Loader(chain(7))] == {"tables with numbered rows": [2]}.get(source, [0, 1, 2])
+    assert [v for (v,) in without(7, pipe, path)] == {"tables with numbered rows": [2]}.get(source, [0, 1, 2])
 
 
 @pytest.mark.parametrize("source", DOUBLES)
@@ -141,3 +126,43 @@ def test_replay_rejects_a_key_of_several_samples(source: str) -> None:
         kdp.replay(pipe[0].key, {}, pipe.select("y", return_ctx=True))
     repeated = kdp.from_ids(["a", "b"], [0, 1], load=str).repeat_until(repetitions=2).select("y")
     assert kdp.replay("b", {}, repeated) == (1,)
+
+
+def stream_of_items(keys: str) -> Any:
+    return IterableWrapper(list(enumerate(keys))).to_samples(fields="y z", key=lambda item: item[1])
+
+
+def stream_of_webdataset(keys: str, repetitions: int = 1) -> Any:
+    rows = IterableWrapper([{"__key__": key, "y": number} for number, key in enumerate(keys)])
+    return kdp.from_webdataset(wds.DataPipeline(rows).repeat(repetitions))
+
+
+STREAMS = pytest.mark.parametrize("source", [stream_of_items, stream_of_webdataset])
+
+
+@STREAMS
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_quarantine_rejects_equal_keys_of_a_stream(source: Any, num_workers: int, tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    loader = without(2, source("abac"), path, num_workers=num_workers)
+    with loader, pytest.raises(kdp.ChainError) as caught:
+        list(itertools.chain(loader, loader))  # a worker that begins late may know the quarantine at once
+    assert "Samples 0 and 2 of the stream both have the key 'a'" in str(caught.value)
+    for keys in ("abcd", "abcc"):
+        assert [v for (v,) in without(7, source(keys), path)] == [1, 2, 3], "only keys that are listed must be unique"
+
+
+@STREAMS
+def test_replay_finds_the_sample_of_a_stream_that_made_the_ctx(source: Any) -> None:
+    pipe = source("abca").shuffle(buffer_size=3).record_ctx().add_field("w", lambda sample, rng: rng.random())
+    chain = pipe.select("y w", return_ctx=True)
+    (batch,) = kdp.Loader(chain.deal(batch_size=4, seed=3))
+    assert sorted(y for (y, _), _ in batch) == [0, 1, 2, 3]
+    for item, ctx in batch:
+        assert kdp.replay("abca"[item[0]], ctx, chain)[0] == item
+
+
+def test_a_stream_that_repeats_itself_may_be_in_quarantine(tmp_path: Path) -> None:
+    stream = stream_of_webdataset("ab", repetitions=2)
+    for _ in range(2):
+        assert [v for (v,) in without(0, stream, tmp_path / "quarantine.jsonl")] == [1, 1]
