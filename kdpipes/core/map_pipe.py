@@ -401,8 +401,9 @@ def as_column(values: Any) -> NDArray[Any]:
     if any(issubclass(kind, Enum) for kind in kinds):  # NumPy would cut off the texts of text enums
         values = [_without_enum(value) for value in values]
         kinds = {type(value) for value in values}
-    if all(issubclass(kind, str) for kind in kinds) or all(issubclass(kind, Number | np.generic) for kind in kinds):
-        return number_array(values)
+    is_text = all(issubclass(kind, str) for kind in kinds) and not any(value[-1:] == "\0" for value in values)
+    if is_text or all(issubclass(kind, Number | np.generic) for kind in kinds):
+        return number_array(values)  # where NumPy would not cut off the ends of texts
     column = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):  # NumPy would take apart lists and arrays of equal length
         column[place] = value

@@ -21,6 +21,7 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.messages import logger
+from kdpipes.core.operation import position_of
 from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked
 from kdpipes.storage.decoding import decode_array
@@ -354,7 +355,13 @@ def duplicate_error(key: str, where: str) -> DataError:
 
 
 def make_or_leave_out(
-    fetch: Callable[[], Sample], make: Callable[[Sample], Made], *, position: int, handler: Any, once: bool = False
+    fetch: Callable[[], Sample],
+    make: Callable[[Sample], Made],
+    *,
+    position: int,
+    handler: Any,
+    is_indexed: bool,
+    once: bool = False,
 ) -> Made | None:
     """Return the result of `make` for a sample, or None if the chain's `on_error` leaves the sample out.
 
@@ -363,6 +370,7 @@ def make_or_leave_out(
         make: A function that is called with the sample. It may raise.
         position: Names the sample in the log if it cannot be fetched.
         handler: The chain's error handler (see `Chain.error_handler`), or None.
+        is_indexed: Whether the quarantine lists the position, too, because other samples may have the key.
         once: Whether a sample that fails again is logged only the first time.
     """
     sample = None
@@ -373,7 +381,8 @@ def make_or_leave_out(
         if handler is None or not handler.tolerates(error):
             raise
         key = f"position {position}" if sample is None else sample.key
-        handler.write_down(key, f"{type(error).__name__}: {error}", once=once)
+        place = () if sample is None or not is_indexed else position_of(sample)
+        handler.write_down(key, f"{type(error).__name__}: {error}", position=place, once=once)
         _log.warning("Sample %r is left out: %s: %s", key, type(error).__name__, masked(str(error)))
         return None
 

@@ -287,7 +287,8 @@ class _RecordItems:
             if place % _PREFETCHED == 0 and self._chain is not None:
                 self._chain.prefetch(Order.of_next(positions[place : place + _PREFETCHED]))
             make = partial(self._record, position=position, listed=listed)
-            record = make_or_leave_out(partial(self._sample, position), make, position=position, handler=handler)
+            fetch, is_indexed = partial(self._sample, position), self._chain is not None
+            record = make_or_leave_out(fetch, make, position=position, handler=handler, is_indexed=is_indexed)
             if record is not None:
                 yield record
 

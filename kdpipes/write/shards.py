@@ -548,9 +548,9 @@ class _Recipe(NamedTuple):
 
     def made(self, samples: Iterable[Coming], make: Callable[[Sample], Made]) -> Iterator[Made | None]:
         """Yield what `make` makes of each sample, and None for those that `on_error` leaves out."""
-        handler = Chain.of(self.pipe).error_handler()
+        handler, is_indexed = Chain.of(self.pipe).error_handler(), isinstance(self.pipe, MapPipe)
         for position, fetch in samples:
-            yield make_or_leave_out(fetch, make, position=position, handler=handler, once=True)
+            yield make_or_leave_out(fetch, make, position=position, handler=handler, is_indexed=is_indexed, once=True)
 
 
 def _as_sample(item: Any, index: int) -> Sample:

@@ -10,6 +10,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.demo import write_photo_folder, write_photo_shards
@@ -202,3 +203,13 @@ def test_a_replay_repeats_records_before_and_after_a_cache() -> None:
     for _ in range(2):
         (x,), ctx = pipe[0]
         assert kdp.replay("a", ctx, pipe)[0][0].tobytes() == x.tobytes()
+
+
+def test_listed_files_that_have_changed_are_loaded_again(tmp_path: Path) -> None:
+    file, cache = tmp_path / "1.txt", tmp_path / "cache"
+    file.write_text("heron")
+    files = SequenceWrapper([str(file)])
+    assert counted(files.to_samples().cache_on_disk(cache)) == (0, 1)
+    file.write_text("stork")
+    os.utime(file, ns=(5, 5))
+    assert [sample["x"] for sample in files.to_samples().cache_on_disk(cache)] == [b"stork"]

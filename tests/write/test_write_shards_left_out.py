@@ -102,6 +102,15 @@ def test_samples_are_counted_where_all_are_left_out(tmp_path: Path, num_workers:
     assert (result.urls, result.num_left_out) == ([], 2)
 
 
+@pytest.mark.parametrize("write_all", [write, lambda chain, folder: kdp.write_records(chain, folder)])
+def test_quarantine_tells_samples_of_one_key_apart(tmp_path: Path, write_all: Any) -> None:
+    one, other = (kdp.from_dataset([(x, 0)]).transform("x", lambda x: 1 / x) for x in (2, 0))
+    chain = kdp.concat(one, other).on_error("quarantine", path=tmp_path / "bad.jsonl")
+    assert write_all(chain, tmp_path / "written").num_samples == 1
+    with kdp.Loader(chain.select("x", bare=True).deal(batch_size=2)) as loader:
+        assert list(loader) == [[0.5]]
+
+
 def test_quarantine_lists_what_was_left_out_once(tmp_path: Path) -> None:
     chain = kdp.from_dataset([(1, 0), (0, 0), (4, 0)]).transform("x", lambda x: 1 / x)
     chain = chain.on_error("quarantine", path=tmp_path / "bad.jsonl")
