@@ -49,7 +49,8 @@ def pack(
     Examples:
       kdpipes pack photos packed/photos-%06d.tar --max-samples 2
       kdpipes pack photos mixed/%06d.tar --max-bytes 1000000 --shuffle 0 --json
-      kdpipes pack photos named/%06d.tar --max-samples 2 --on-error skip --encode x=webp
+      kdpipes pack photos kept/photos-%06d.tar --max-samples 2 --on-error skip
+      kdpipes pack photos named/%06d.tar --max-samples 2 --encode x=webp
       kdpipes pack photos other/%06d.tar --max-samples 2 --extension y=class
       kdpipes pack train.py:samples s3://bucket/train-%06d.tar --max-samples 1000
 
@@ -77,10 +78,9 @@ def pack(
         if on_error is not None:  # in a folder, files that are not images count as samples that cannot be made
             chain = SampleMapperMapDataPipe(chain, UnchangedImages("x"), "decode_images") if is_folder else chain
             chain = chain.on_error(on_error, path=quarantine)
-        known, named = fields_of(chain), {**(encodings or {}), **(extensions or {})}
-        for name in named if known is not None else ():
-            if name not in (known or ()):
-                reject_field(name, "SOURCE", known or ())
+        known = fields_of(chain)
+        for name in () if known is None else sorted({*(encodings or ()), *(extensions or ())} - known):
+            reject_field(name, "SOURCE", known or ())
         result = write_shards(
             chain,
             shards,

@@ -50,7 +50,7 @@ class Wanted(NamedTuple):
         return {} if self.stop is None else {"Range": f"bytes={self.start}-{self.stop - 1}"}
 
     def check_head(self, is_part: bool, content_range: str | None, length: int | None) -> None:
-        """Raise an error if the headers announce other bytes than those requested."""
+        """Raise an error if the headers name other bytes than those requested."""
         if self.stop is not None and not is_part and (self.start or (length or 0) > self.most):
             raise NoRangesError(f"{self.most} bytes were requested, and the response is the whole file")
         found = _CONTENT_RANGE.match(content_range or "") if is_part else None

@@ -101,7 +101,7 @@ def test_class_names_that_come_twice_are_an_error() -> None:
         kdp.from_ids(["1", "2"], ["a", "b"], load="{id}", class_names=["a", "b", "a"])
 
 
-def test_texts_that_differ_in_nul_characters_are_classes_of_their_own() -> None:
+def test_texts_that_differ_in_nul_characters_are_two_classes() -> None:
     names = ["a\0", "a", "b"]
     assert kdp.from_ids(["1", "2", "3"], names, load=str).column("y").tolist() == [1, 0, 2]
     assert kdp.from_dataset([(1, name) for name in names]).column("y").tolist() == names
