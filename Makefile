@@ -24,7 +24,7 @@ demo: install  ## run the main job on the shipped photos
 quick: install  ## run the tests that start no processes: half a minute
 	$(BIN)/python -m pytest -q -n 2 -m "not slow and not full"
 
-test: install  ## run these and the tests with worker processes and threads: four minutes
+test: install  ## run these and the tests with worker processes and threads: six minutes
 	$(BIN)/python -m pytest -q -n 2 -m "not full"
 
 test-all: test  ## run all tests, also those of servers, notebooks, trainers, documentation and benchmarks

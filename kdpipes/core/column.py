@@ -168,7 +168,7 @@ class Column:
                 record.leave(activity_before)
 
     def _steps(self) -> list[Column]:
-        """Return the chain of columns that ends in this one and whose intermediate values nobody else reads."""
+        """Return this column, preceded by the inputs that no other column reads, in the order of computation."""
         steps = [self]
         while len(steps[0]._inputs) == 1 and steps[0]._inputs[0]._is_passing and steps[0]._scope is None:
             steps.insert(0, steps[0]._inputs[0])

@@ -38,18 +38,15 @@ class BySource(EqualBatching):
         shares: The shares of the sources that the mix asks for.
     """
 
-    call = "mix"
-    rejects = ("num_batches",)
-
     def __init__(self, shares: BatchShares) -> None:
         self.shares = shares
 
     def set_up(self, source: Any, arguments: Arguments) -> None:
         super().set_up(source, arguments)
-        if not isinstance(arguments.shuffle, bool):
+        if not isinstance(arguments.shuffle, bool) or arguments.num_batches is not None:
             raise ValueError(
-                "`shuffle` must be True or False after `mix(per_batch=...)` or `mix(batches=...)`, which compose the "
-                "batches."
+                '`num_batches` and `shuffle="shards"` cannot be used after `mix(per_batch=...)` or `mix(batches=...)`, '
+                "which compose the batches. Remove them."
             )
 
     def prepare(self, source: Any, num_ranks: int) -> Any:

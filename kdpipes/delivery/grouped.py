@@ -74,7 +74,7 @@ class ByLength(Grouped):
             any number of ranks. The samples are shared out evenly, so that the part of a rank may exceed its share by
             less than one sample. `global_batch_size` may be given as well, or instead.
 
-    Memory: Four bytes for each sample, shared by the workers, and 16 bytes for each batch.
+    Memory: Four bytes for each sample, shared by the workers, and up to 48 bytes for each batch.
 
     Raises:
         ValueError: When `deal` is called: no limit is given, or limits of one rank and of all ranks together.
@@ -270,12 +270,13 @@ class ByValue(Grouped):
         batch_sizes: The batch sizes of some values, by value, in place of that of `deal`: of a batch of one rank if
             `deal` has a `batch_size`, of the batches of all ranks together if it has a `global_batch_size`.
 
-    Memory: Four bytes for each sample, shared by the workers, and 40 bytes for each batch.
+    Memory: Four bytes for each sample, shared by the workers, and up to 48 bytes for each batch.
 
     Raises:
         TypeError: `batch_sizes` is not a mapping.
-        ValueError: A batch size is less than 1, or is given for a value that no sample has.
-            When an epoch begins, also if a short batch has fewer samples than there are ranks, with `uneven="keep"`.
+        ValueError: A batch size is less than 1, or is given for a value that no sample has. When an epoch begins, also
+            if a short batch has fewer samples than there are ranks, with `uneven="keep"`.
+        DataError: When the field is read: its values are of different kinds, such as numbers and text.
 
     Example:
         >>> images = kdp.from_dataset(["wide", "tall", "wide", "tall", "wide"], "shape")

@@ -166,6 +166,6 @@ def share_out(start: int, size: int, sharding: Sharding) -> range:
     if size < num_ranks:
         raise ValueError(
             f"A global batch has {counted(size, 'sample')} for {num_ranks} ranks: some would get nothing, and "
-            'hang. Use `deal(uneven="pad")` or `deal(uneven="drop")`.'
+            'hang. Use `deal(uneven="pad")` or `deal(uneven="drop")`, or larger batches.'
         )
     return range(start + size * rank // num_ranks, start + size * (rank + 1) // num_ranks)
