@@ -57,8 +57,8 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             one has ended, so that every sample is used once before any is used twice. No batch is short.
         seed: The seed of the order and of all random operations upstream, from 0 to 2**64 - 1.
         uneven: What to do with a last global batch that is short: "keep" it and share it out evenly, which is an error
-            if a rank would get nothing; "pad" it with samples from the start of the epoch (with `batching`, with other
-            short ones) for which the field `is_padding` is True; or "drop" it.
+            if a rank would get nothing; "pad" it with samples from the start of the epoch (of its group, with
+            `kdp.by_length` and `kdp.by_value`) for which the field `is_padding` is True; or "drop" it.
         ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
             torch's process group, otherwise from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches; use it for
             Accelerate's `prepare(DataLoader(...))` and transformers' Trainer, which split batches between ranks.
