@@ -25,7 +25,6 @@ LAYERS = [  # each imports from those before it, and from itself; the parts of t
 STILL: dict[str, tuple[int, int, int]] = {
     "storage/responses.py": (0, 0, 1),
     "storage/jobs.py": (0, 0, 3),
-    "hosts/torch.py": (0, 0, 1),
     "sources/from_webdataset.py": (0, 0, 3),
     "storage/codec.py": (0, 1, 0),
     "storage/filesystems.py": (0, 0, 6),

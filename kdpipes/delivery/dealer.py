@@ -220,6 +220,13 @@ class Dealer(Resumable):
             )
         return sharding
 
+    def set_shuffle(self, shuffle: bool) -> None:
+        """Called by DataLoader with its argument `shuffle`; reject True, because the chain has an order of its own."""
+        # torch would add a `.shuffle()` of batches behind the chain.
+        if shuffle:
+            hint = "The chain has its own order: use `deal(shuffle=True)`."
+            raise ValueError(must_be("shuffle", "None", shuffle, hint))
+
     def set_seed(self, seed: int) -> Any:
         """Called by loaders at the start of an epoch. The order still comes from `deal(seed=...)`."""
         self._epochs.seeded()

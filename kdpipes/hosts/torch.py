@@ -1,7 +1,7 @@
 """Compatibility with torch and trainers: names of pipes, chains as datasets of a DataLoader, samplers of a Loader.
 
 DataLoader wraps a datapipe in an object that only passes its items on, so that trainers find neither `set_epoch` nor a
-state, and mistakes go unnoticed. Therefore the wrappers of kdpipes' chains become objects of `DealtDataset`. DataLoader
+state. Therefore the wrappers of kdpipes' chains become objects of `DealtDataset`. DataLoader
 calls nothing on a datapipe while it wraps it, so the wrapper's class must be changed; this happens when the first chain
 with `deal` is made.
 """
@@ -15,10 +15,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, SequentialSampler, default_collate, get_worker_info
+from torch.utils.data import BatchSampler, Dataset, SequentialSampler, get_worker_info
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import must_be
 from kdpipes.core.registry import Flavour, give_up
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, _IterDataPipeSerializationWrapper
 from kdpipes.delivery.dealer import Dealer, holds
@@ -111,26 +110,11 @@ def hold_dealt_chains() -> None:
         datapipe = datapipe.chain if isinstance(datapipe, DealtDataset) else datapipe
         wrap(wrapper, datapipe)
         if Chain.of(datapipe).of_type(Dealer):
-            if Chain.of(datapipe).numbering_deal() is not None:
-                # DataLoader does not pass its arguments on: its constructor is the frame above.
-                _check_arguments(sys._getframe(1).f_locals)
             wrapper.__class__ = DealtDataset
             ahead: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
             wrapper.share_epochs(ahead, is_new=True)
 
     _IterDataPipeSerializationWrapper.__init__ = wrap_chain  # type: ignore[method-assign]
-
-
-def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError if a DataLoader would make batches of batches, or is to shuffle them."""
-    if arguments.get("shuffle"):
-        hint = "The chain has its own order: use `deal(shuffle=True)`."
-        raise ValueError(must_be("shuffle", "None", arguments["shuffle"], hint))
-    size, collate = arguments.get("batch_size"), arguments.get("collate_fn")
-    takes_one = size == 1 and collate not in (None, default_collate)  # as `lambda batches: batches[0]` does
-    if size is not None and not takes_one:
-        hint = "The chain gives batches already: use `DataLoader(chain, batch_size=None)`."
-        raise ValueError(must_be("batch_size", "None", size, hint))
 
 
 def introduce_to_torchdata(service: type) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from accelerate import Accelerator, skip_first_batches
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
@@ -226,12 +226,12 @@ def test_the_dataset_of_torchs_loader_has_epochs(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("end", ["deal", "collate_samples", "map"])
-@pytest.mark.parametrize("arguments", [{}, {"batch_size": 8}, {"collate_fn": default_collate}])
-def test_batches_of_batches_are_an_error(end: str, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_torchs_loader_may_not_shuffle_batches(end: str, kind: Any) -> None:
     pipe = {"deal": chain(), "collate_samples": collated(), "map": collated().map(tuple)}[end]
-    for loader in (DataLoader, StatefulDataLoader):
-        with pytest.raises(ValueError, match=r"`batch_size` must be None, .* `DataLoader\(chain, batch_size=None\)`"):
-            loader(pipe, **arguments)
+    assert len(kind(pipe, batch_size=None, shuffle=False)) == len(pipe)
+    with pytest.raises(ValueError, match="use `deal"):
+        kind(pipe, batch_size=None, shuffle=True)
 
 
 def test_a_collate_function_may_take_the_only_batch() -> None:
