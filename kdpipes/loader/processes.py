@@ -71,6 +71,8 @@ class WorkerProcess:
         """Start a process with a context of multiprocessing."""
         # Multiprocessing's helpers start early: later, they would inherit a blocked Ctrl-C, or unblock it (3.11).
         if context.get_start_method() in ("spawn", "forkserver"):
+            if sys.modules.get("__mp_main__", sys.modules["__main__"]) is not sys.modules["__main__"]:
+                os._exit(_NO_GUARD)  # multiprocessing imports the script in a worker: the main process raises the error
             resource_tracker.ensure_running()
         if context.get_start_method() == "forkserver":
             forkserver.ensure_running()
@@ -82,11 +84,13 @@ class WorkerProcess:
                 with interrupts_blocked():
                     process.start()
                 end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else process.sentinel
-            except BaseException:
+            except BaseException as error:
                 ours.close()
                 if process.pid is not None:
                     process.kill()
                     process.join()
+                if isinstance(error, ConnectionError | EOFError):  # the fork server of Python 3.14 imports the script
+                    raise WorkerError(_GUARD) from error
                 raise
             finally:
                 _starting.clear()
@@ -442,8 +446,10 @@ class ProcessWorker(Worker):
             worker.close()  # batches that have arrived keep their arenas
         # Ctrl-C may end a process of the fork server with status 1 before the process can ignore it.
         is_final = self._context.get_start_method() != "forkserver" or self._deaths.count(doing) > 1
+        if code == _NO_GUARD:
+            raise WorkerError(_GUARD)
         if not has_begun and code is not None and code >= 0 and is_final:
-            raise WorkerError(f"{death} {_HINTS[self._context.get_start_method()]}")
+            raise WorkerError(f"{death} See its output for the cause.")
         self._judge(key, doing, death)
         _log.warning("%s Another one takes its place.", death)
         self._start()
@@ -473,9 +479,11 @@ class ProcessWorker(Worker):
 
 
 _ADVICE = "See its output for the cause. The next iteration starts new workers."
-_PRINTED = "See its output for the cause."
-_GUARD = f'{_PRINTED} Under spawn and forkserver, a script must make its loaders under `if __name__ == "__main__":`.'
-_HINTS = {"fork": _PRINTED, "spawn": _GUARD, "forkserver": _GUARD}
+_GUARD = (
+    "Workers that are not forked import the script, which makes loaders when it is imported. Make them under "
+    '`if __name__ == "__main__":`.'
+)
+_NO_GUARD = 78  # the exit status of a worker that cannot import the script
 
 
 def _cause(code: int | None) -> str:

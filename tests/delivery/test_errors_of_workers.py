@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -240,3 +242,19 @@ for limit in (*range(before + 2, before + 30, 3), before + 100):
     status, printed, told = interpreter.run(script)
     assert status == 0, told
     assert printed.split() == 10 * ["reported"] + ["90"]
+
+
+WITHOUT_GUARD = """
+import sys, kdpipes as kdp
+chain = kdp.from_dataset([(n, n) for n in range(9)]).select("x y").deal(batch_size=4).collate_samples()
+list(kdp.Loader(chain, num_workers=2, start_method=sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_without_a_guard_gets_one_clear_error(method: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WITHOUT_GUARD)
+    command = [sys.executable, tmp_path / "train.py", method]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False).stderr
+    assert said.count("Traceback") == said.count("WorkerError: Workers that are not forked import") == 1, said
+    assert said.endswith('Make them under `if __name__ == "__main__":`.\n')
