@@ -32,7 +32,7 @@ _LOCK_BYTES = 17 * 4096  # for `_NUM_READERS`
 # Entries are committed together when there are this many, or an entry comes this long after the first of them.
 _GROUP_ENTRIES, _GROUP_BYTES, _GROUP_S = 64, 8 << 20, 0.2
 _MOST_PLACES = 1 << 17  # about 20 MB in each process
-_PREFIX = b"\0"  # of all keys, as in kdpipes 0.1
+_PREFIX = b"\0"  # of all keys
 
 
 class LmdbStore(CacheStore):

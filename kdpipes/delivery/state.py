@@ -188,15 +188,12 @@ class Checkpointer:
         except RecursionError:
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state)) from None
         is_state = isinstance(state, Mapping) and {"version", "epoch", "batch", "pipes"} <= set(state)
-        if is_state and state["version"] not in (1, _VERSION):
+        if is_state and state["version"] != _VERSION:
             raise ValueError(f"The state is of version {state['version']}, but this kdpipes reads version {_VERSION}.")
         pipes = state["pipes"] if is_state else None
         if not isinstance(pipes, list | tuple) or not all(isinstance(entry, str) for entry in pipes):
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
-        if state["version"] == _VERSION:
-            difference = _difference(list(pipes), self.pipes)
-        else:
-            difference = "it is of version 1, which kdpipes 0.1 wrote, and identifies chains by other hashes."
+        difference = _difference(list(pipes), self.pipes)
         if difference and strict:
             hint = (
                 "Make the chain as it was when the state was saved. If you changed it on purpose, "

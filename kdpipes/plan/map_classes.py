@@ -53,7 +53,7 @@ class _Mapping:
             self._mapping = dict(zip(mapping, new, strict=True))
 
     def fingerprinted(self) -> Any:
-        """Return the data that identify the mapping, in the form of the states of kdpipes 0.1."""
+        """Return the data that identify the mapping."""
         known = {name: value for name, value in vars(self).items() if name not in ("_class_names", "_warns")}
         return known if self._class_names is None else (known, self._class_names)
 

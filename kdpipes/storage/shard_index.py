@@ -27,7 +27,7 @@ from kdpipes.storage.memory import map_file
 
 UNCHECKED = -1  # in place of a checksum that was not computed
 _MAGIC, _MAGIC_OF_MANY = b"kdpindex", b"kdpjoind"
-_FORMATS = (1, 2)  # without columns, as kdpipes 0.1 writes and reads them, and with columns
+_FORMATS = (1, 2)  # without columns, and with columns
 _ALIGNMENT = 8
 _RESERVE = 1.25  # times the size that the shards so far let expect
 

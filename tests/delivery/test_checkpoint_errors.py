@@ -151,16 +151,6 @@ def test_a_wrong_entry_of_a_state_is_named(name: str, value: Any) -> None:
     assert loader.state_dict() == state
 
 
-def test_states_of_kdpipes_0_1_load_without_comparison() -> None:
-    loader = kdp.Loader(chain())
-    state = {**loader.state_dict(), "version": 1, "batch": 1}
-    with pytest.raises(ValueError, match=r"it is of version 1, .*strict=False"):
-        loader.load_state_dict(state)
-    with pytest.warns(UserWarning, match="it is of version 1"):
-        loader.load_state_dict(state, strict=False)
-    assert loader.state_dict() == {**state, "version": 2}
-
-
 @pytest.mark.parametrize("name", ["epoch", "batch", "seed", "pipes", "version"])
 def test_a_state_that_lacks_an_entry_is_rejected(name: str) -> None:
     loader = kdp.Loader(chain())
