@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
-import re
 import select
 import subprocess
 import sys
@@ -70,28 +68,6 @@ def test_ways_take_turns_and_what_warms_up_does_not_count(rounds: Any, warm_up: 
     assert rounds.medians(found) == {name: sum(values) / 2 for name, values in found.items()}
 
 
-def test_a_report_is_written_unless_it_is_that_of_a_smoke_run(
-    rounds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "results").mkdir()
-    monkeypatch.setattr(rounds, "__file__", str(tmp_path / "rounds.py"))
-    rounds.publish("a table", "birds", is_smoke=True)
-    assert list((tmp_path / "results").iterdir()) == []
-    rounds.publish("a table", "birds", is_smoke=False)
-    assert (tmp_path / "results" / "birds.txt").read_text() == "a table\n"
-    assert capsys.readouterr().out == "a table\n" * 2
-
-
-@pytest.mark.parametrize("name", ["open", "overhead", "plan_scale"])
-def test_results_say_the_machine_as_a_run_would(rounds: Any, name: str) -> None:
-    versions = {"open": {"NumPy": "0"}, "overhead": {"torch": "0"}, "plan_scale": {"torch": "0", "NumPy": "0"}}[name]
-    now = rounds.machine("" if name == "plan_scale" else rounds.load(), **versions)
-    then = (BENCHMARKS / "results" / f"{name}.txt").read_text().splitlines()[1].rpartition("; ")[2]
-    assert [cell.split()[0] for cell in then.split(", ")[2:]] == [cell.split()[0] for cell in now.split(", ")[2:]]
-    assert re.fullmatch(r"\w+, \d+ cores(, load \d+\.\d)?, Python \S+(, \w+ \S+)+", now)
-    assert re.fullmatch(r"\w+, \d+ cores(, load \d+\.\d)?, Python \S+(, \w+ \S+)+", then)
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     folder = tmp_path / "photos"
@@ -118,30 +94,12 @@ def test_a_corpus_is_a_function_of_photographs_and_seed(bench: Any, photos: Path
     assert told[0]["distinct"] == 20
 
 
-def test_images_of_a_corpus_weigh_what_imagenets_do(bench: Any, photos: Path, tmp_path: Path) -> None:
-    told = make(bench, tmp_path / "corpus", photos)
-    images = [Image.open(io.BytesIO(content)) for content in contents(tmp_path / "corpus").values()]
-    assert {tuple(layer[1:3] for layer in image.layer) for image in images} == {((2, 2), (1, 1), (1, 1))}
-    assert np.mean([image.size for image in images], axis=0) == pytest.approx((470, 430), rel=0.1)
-    assert told["bytes_per_pixel"] == pytest.approx(0.53, rel=0.1)
-
-
 def test_shards_of_a_corpus_hold_the_images_of_its_tree(bench: Any, photos: Path, tmp_path: Path) -> None:
     make(bench, tmp_path / "corpus", photos)
     corpus = import_module("corpus")
     pipe = bench.kdpipes.open_shards(corpus.shard_urls(tmp_path / "corpus"))
     found = {(sample["jpg"], sample["cls"]) for sample in pipe}
     assert found == {(Path(path).read_bytes(), label) for path, label in corpus.tree_of(tmp_path / "corpus")}
-
-
-def test_a_corpus_is_kept_until_another_is_asked_for(bench: Any, photos: Path, tmp_path: Path) -> None:
-    make(bench, tmp_path / "corpus", photos)
-    (tmp_path / "corpus" / "litdata").mkdir()
-    make(bench, tmp_path / "corpus", photos)
-    assert (tmp_path / "corpus" / "litdata").exists()
-    make(bench, tmp_path / "corpus", photos, number=21)
-    assert not (tmp_path / "corpus" / "litdata").exists()
-    assert len(contents(tmp_path / "corpus")) == 21
 
 
 def test_a_folder_of_somebody_elses_is_not_emptied(bench: Any, photos: Path, tmp_path: Path) -> None:
@@ -194,10 +152,3 @@ def test_a_contender_that_dies_has_failed_and_leaves_no_process(
         left = os.pidfd_open(int(note.read_text()))
         assert select.select([left], [], [], 20)[0], "it is told to end"
         os.close(left)
-
-
-def test_a_peer_that_fails_to_install_reports_its_build_error(bench: Any) -> None:
-    reason = import_module("install_peers").reason
-    assert reason("error: it ended with 1\n  RuntimeError: no opencv\nerror: metadata\n") == "RuntimeError: no opencv"
-    assert reason("WARNING: old\nERROR: no such version\nERROR: none\n") == "ERROR: no such version"
-    assert reason("") == ""

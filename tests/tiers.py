@@ -196,6 +196,7 @@ test_demo.py
 test_docs.py
 test_elastic_order.py::test_workers_that_are_not_forked_give_the_same_batches
 test_notebooks.py
+test_package.py
 test_soak.py
 test_structure.py::test_a_sample_takes_no_longer_way
 test_trainers.py

@@ -165,7 +165,7 @@ DTYPES = [kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)
 PLAIN_DTYPES = sorted({str(kind) for kind in DTYPES if not str(kind).startswith(("torch.q", "torch.bits"))})
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+@pytest.mark.filterwarnings("ignore:(ComplexHalf|BComplex32) support is experimental:UserWarning")
 @pytest.mark.parametrize("name", PLAIN_DTYPES)
 def test_tensors_of_every_dtype_come_back(name: str) -> None:
     kind = getattr(torch, name.removeprefix("torch."))
