@@ -61,6 +61,18 @@ class BatchShares(NamedTuple):
     shares: tuple[float, ...]
 
 
+class Composition(NamedTuple):
+    """What a `mix` that composes batches asks of `deal`.
+
+    Args:
+        shares: How each batch must be composed.
+        numbers: Returns the number of the source of each sample, `[num_samples] int`.
+    """
+
+    shares: BatchShares
+    numbers: Callable[[], NDArray[Any]]
+
+
 class MapPipe(Pipe, MapChain):
     """An indexed pipe of samples: `len(pipe)`, `pipe[3]`, `pipe[5:-3:2]`, `pipe.column("y")`.
 
@@ -121,13 +133,9 @@ class MapPipe(Pipe, MapChain):
         """
         return None
 
-    def batch_shares(self) -> BatchShares | None:
+    def composition(self) -> Composition | None:
         """Return how `deal` must compose each batch of the sources of a `mix` upstream; None if it may do so freely."""
         return None
-
-    def source_numbers(self) -> NDArray[Any]:
-        """Return the number of the source of each sample in the `mix` that sets `batch_shares`, `[len(self)] int`."""
-        raise TypeError(f"`{pipe_name(self)}` has no `mix` upstream that composes batches.")
 
     def redrawn_by(self, *, of_labels: bool = False) -> str | None:
         """Return the name of this pipe, or one upstream, if it chooses other samples in each epoch; else None.
@@ -164,18 +172,11 @@ class MapPipe(Pipe, MapChain):
         position %= size
         try:
             if current_epoch() is None:
-                self.note_read(position)
-            return self.read_item(position)
+                _note_read(self, position)
+            return item_at(self, position)
         except BaseException as error:
             shorten(error)
             raise error  # KDPIPES_TRACEBACK=full shows the frames in between
-
-    def read_item(self, position: int) -> Any:
-        """Return `pipe[position]`. Unlike indexing, this does not count as a read by a loader."""
-        if current_epoch() is not None:
-            return finished(self, self.fetch(position))
-        with using_key(SampleKey(0, self.__dict__.get(_EPOCH, 0), position)):
-            return finished(self, self.fetch(position))
 
     def set_epoch(self, epoch: int) -> None:
         """Make `pipe[i]` return sample i of an epoch.
@@ -190,16 +191,8 @@ class MapPipe(Pipe, MapChain):
         self.__dict__[_EPOCH] = check_count("epoch", epoch, minimum=0)
         self.__dict__.pop(_READS, None)
 
-    def note_read(self, position: int) -> None:
-        """Note that a sample is read outside of an epoch of `deal`, and warn if random transforms repeat."""
-        reads: Reads | None = self.__dict__.get(_READS)
-        if reads is None:
-            random_name = Chain.of(self).random_name() or self.redrawn_by()
-            reads = self.__dict__[_READS] = Reads(self, random_name, has_epoch=_EPOCH in self.__dict__)
-        reads.note(position)
-
     def __iter__(self) -> Iterator[Any]:
-        return with_short_tracebacks(map(self.read_item, range(len(self))))
+        return with_short_tracebacks(map(functools.partial(item_at, self), range(len(self))))
 
     def pick(self, indices: Any) -> MapPipe:
         """Return a pipe of the samples at some positions, as slicing does."""
@@ -344,11 +337,11 @@ class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]
 
     def __getitem__(self, index: Any) -> Any:
         if current_key() is None:
-            self._source().note_read(range(len(self))[index])
+            _note_read(self._source(), range(len(self))[index])
         return self.read_item(index)
 
     def read_item(self, index: Any) -> Any:
-        """See `MapPipe.read_item`."""
+        """Return `pipe[index]`. Unlike indexing, this does not count as a read by a loader."""
         sample_key = current_key() or SampleKey(0, vars(self._source()).get(_EPOCH, 0), range(len(self))[index])
         try:
             with using_key(sample_key):
@@ -370,8 +363,24 @@ note_name(MapperMapDataPipe, "map")
 
 
 def item_at(pipe: Any, position: int) -> Any:
-    """Return an item of an indexed pipe, which may be a stock pipe, for kdpipes itself: see `MapPipe.read_item`."""
-    return pipe.read_item(position) if isinstance(pipe, MapPipe | MapperMapDataPipe) else pipe[position]
+    """Return an item of an indexed pipe, which may be a stock pipe. Unlike indexing, this is no read by a loader."""
+    if isinstance(pipe, MapperMapDataPipe):
+        return pipe.read_item(position)
+    if not isinstance(pipe, MapPipe):
+        return pipe[position]
+    if current_epoch() is not None:
+        return finished(pipe, pipe.fetch(position))
+    with using_key(SampleKey(0, vars(pipe).get(_EPOCH, 0), position)):
+        return finished(pipe, pipe.fetch(position))
+
+
+def _note_read(pipe: MapPipe, position: int) -> None:
+    """Note that a sample is read outside of an epoch of `deal`, and warn if random transforms repeat."""
+    reads: Reads | None = vars(pipe).get(_READS)
+    if reads is None:
+        random_name = Chain.of(pipe).random_name() or pipe.redrawn_by()
+        reads = vars(pipe)[_READS] = Reads(pipe, random_name, has_epoch=_EPOCH in vars(pipe))
+    reads.note(position)
 
 
 def _places_of(mask: Any, size: int) -> NDArray[Any]:

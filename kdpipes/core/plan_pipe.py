@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import Joined, Pairs
 from kdpipes.core.errors import ChainError, check_choice
 from kdpipes.core.iter_pipe import IterPipe
-from kdpipes.core.map_pipe import BatchShares, MapPipe, as_column, indexed
+from kdpipes.core.map_pipe import Composition, MapPipe, as_column, indexed
 from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
@@ -172,13 +172,8 @@ class PlanPipe(MapPipe):
                 f"lies outside the source. Positions begin at 0; the source has {len(self.source)} samples."
             )
 
-    @property
-    def is_planned(self) -> bool:
-        """Whether the plan has been made."""
-        return self._planned is not None
-
     def has_quick_length(self, *, may_plan: bool) -> bool:
-        return self.is_planned or (may_plan and self._plans_quickly())
+        return self._planned is not None or (may_plan and self._plans_quickly())
 
     def _plans_quickly(self) -> bool:
         """Return whether `plan` calls no user function and reads no data."""
@@ -252,10 +247,14 @@ class PlanPipe(MapPipe):
         """Return the sources that samples take fields from, besides the one that they come from."""
         return ()
 
-    def batch_shares(self) -> BatchShares | None:
-        return self.source.batch_shares() if len(self.sources) == 1 else None
+    def composition(self) -> Composition | None:
+        composition = self.source.composition() if len(self.sources) == 1 else None
+        if composition is None:
+            return None
+        return composition._replace(numbers=partial(self._chosen_numbers, composition.numbers))
 
-    def source_numbers(self) -> NDArray[Any]:
+    def _chosen_numbers(self, numbers: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Return the number of the source of `mix` of each chosen sample, from those of all samples upstream."""
         self.chosen()  # which may find that all epochs are the same
         if self.redraws:
             raise ChainError(
@@ -263,8 +262,8 @@ class PlanPipe(MapPipe):
                 f"sources of `mix`. Put it before `mix`, or write `{pipe_name(self)}(..., redraw=False)`."
             )
         with planning(0):
-            numbers: NDArray[Any] = self.source.source_numbers()[self._all(0)]
-        return numbers
+            chosen: NDArray[Any] = numbers()[self._all(0)]
+        return chosen
 
     def _upstream(self) -> AbstractContextManager[None]:
         return planning(0) if self._is_fixed else nullcontext()

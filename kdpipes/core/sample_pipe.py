@@ -14,7 +14,7 @@ from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import ChainError, add_note, must_be
 from kdpipes.core.iter_pipe import IterPipe, keeps_failures, samples_of
-from kdpipes.core.map_pipe import BatchShares, MapPipe, blocks_of, is_key
+from kdpipes.core.map_pipe import Composition, MapPipe, blocks_of, is_key
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
@@ -99,11 +99,8 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
     def shard_numbers(self) -> NDArray[Any] | None:
         return self.source.shard_numbers() if isinstance(self.source, MapPipe) else None
 
-    def batch_shares(self) -> BatchShares | None:
-        return self.source.batch_shares() if isinstance(self.source, MapPipe) else None
-
-    def source_numbers(self) -> NDArray[Any]:
-        return self.source.source_numbers() if isinstance(self.source, MapPipe) else super().source_numbers()
+    def composition(self) -> Composition | None:
+        return self.source.composition() if isinstance(self.source, MapPipe) else None
 
     def pick(self, indices: Any) -> MapPipe:
         if self._selects and isinstance(self.source, MapPipe):

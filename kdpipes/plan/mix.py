@@ -26,7 +26,7 @@ from kdpipes.core.errors import (
     must_be,
 )
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams
-from kdpipes.core.map_pipe import BatchShares, MapPipe
+from kdpipes.core.map_pipe import BatchShares, Composition, MapPipe
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.plan_pipe import PlanPipe, join_shards, shared_class_names
@@ -379,15 +379,14 @@ class MixerMapDataPipe(PlanPipe):
             for length, number in zip(map(len, self.sources), numbers, strict=True)
         ]
 
-    def batch_shares(self) -> BatchShares | None:
+    def composition(self) -> Composition | None:
         if self._per_batch is not None:
-            return BatchShares("fixed", self._per_batch)
-        if self._batches is None:
+            shares = BatchShares("fixed", self._per_batch)
+        elif self._batches is not None:
+            shares = BatchShares(self._batches, self._weights_of(0))
+        else:
             return None
-        return BatchShares(self._batches, self._weights_of(0))
-
-    def source_numbers(self) -> NDArray[Any]:
-        return self.chosen().chosen  # type: ignore[no-any-return]
+        return Composition(shares, lambda: self.chosen().chosen)
 
 
 def _positions_in(mix: _Mix, number: int, epoch: int, index: NDArray[Any]) -> NDArray[Any]:

@@ -32,7 +32,7 @@ from kdpipes.core.errors import (
     must_be,
 )
 from kdpipes.core.fingerprint import Fingerprinted, digest, digest_values
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, item_at
 from kdpipes.core.operation import entry_names
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import gives_samples
@@ -294,7 +294,7 @@ class _RecordItems:
 
     def _sample(self, position: int) -> Any:
         if self._chain is not None:
-            return self._chain.read_item(position)
+            return item_at(self._chain, position)
         return Sample({}, key=str(position), index=position, draw=SampleKey(position=position))
 
     def _record(self, sample: Sample, position: int, listed: Mapping[str, str]) -> WrittenSample | None:
