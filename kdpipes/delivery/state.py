@@ -30,17 +30,20 @@ class Counting(Protocol):
     def next_epoch(self) -> int: ...
 
 
-class DeliveredItem(Protocol):
-    """What an item, or the end of a batch, says of its place in the epoch."""
+class Progress(NamedTuple):
+    """How much of a batch is delivered with one of its items, or with its end.
 
-    @property
-    def number(self) -> int: ...
-    @property
-    def is_over(self) -> bool: ...
-    @property
-    def cursors(self) -> Cursors: ...
-    @property
-    def hashes(self) -> bytes: ...
+    Args:
+        offset: The number of items of the batch so far, if it may have more; 0 if the batch is over.
+        num_samples: The number of samples of the batch, with its first item.
+        cursors: Where the lanes that the batch was made of stand after it, if the batch is over.
+        hashes: The hashes of the samples of a stream in the batch, with its first item.
+    """
+
+    offset: int = 0
+    num_samples: int = 0
+    cursors: Cursors = ()
+    hashes: bytes = b""
 
 
 class Position(NamedTuple):
@@ -62,12 +65,11 @@ class Position(NamedTuple):
     cursors: Cursors = ()
     hashes: bytes = b""
 
-    def after(self, item: DeliveredItem) -> Position:
-        """Return the position after an item, or the end, of a batch."""
-        if not item.is_over:
-            offset = self.offset + 1 if item.number == self.number else 1
-            return self._replace(number=item.number, offset=offset, hashes=item.hashes)
-        return Position(self.epoch, item.number + 1, 0, merged(self.cursors, item.cursors), item.hashes)
+    def after(self, number: int, progress: Progress) -> Position:
+        """Return the position after an item, or the end, of batch `number`."""
+        if progress.offset:
+            return self._replace(number=number, offset=progress.offset, hashes=progress.hashes)
+        return Position(self.epoch, number + 1, 0, merged(self.cursors, progress.cursors), progress.hashes)
 
 
 def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:

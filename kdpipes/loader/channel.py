@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdpipes.core.processes import uninterrupted
-from kdpipes.delivery.lanes import Cursors
+from kdpipes.delivery.state import Progress
 
 _LENGTH = struct.Struct("<Q")
 _READ_SIZE = 1 << 18
@@ -33,15 +33,17 @@ class Kind(enum.IntEnum):
     SKIP = 4  # a sample was skipped in the next batch, or the rest of a shard
     TIMES = 5  # what the worker has measured so far
     TURN = 6  # before a turn of the lanes, if ranks must end together: which of them have samples for it
-    # What a worker process reports besides, each with a file:
-    READY = 7  # where the worker notes what it does
-    ARENA = 8  # a new arena
+    # What a worker process reports besides:
+    READY = 7  # the file in which the worker notes what it does
+    ARENA = 8  # the file of a new arena, and its number
+    BEGUN = 9  # the worker follows the assignment of this number from now on
     # What the main process sends:
-    ASSIGNMENT = 9
-    TAKEN = 10  # batches have been taken, and buffers may be used again
+    ASSIGNMENT = 10
+    TAKEN = 11  # batches have been taken, and buffers may be used again
 
 
 _KINDS = tuple(Kind)
+_NO_PROGRESS = Progress()
 
 
 class SharedFile:
@@ -75,36 +77,21 @@ class Message:
 
     Args:
         kind: What it is about.
-        number: The number of the batch that it belongs to; or of batches taken, or of the arena.
-        content: The item, the error, ...
-        is_last: Whether the item is the last one of its batch.
-        num_samples: How many samples the batch has that the item is the first of.
-        cursors: Where the lanes of a stream that the batch was made of stand after it.
-        hashes: The hashes of the samples of a stream that the batch was made of, with its first item.
-        generation: The number of the assignment that it belongs to; 0 before the first one.
-        file: The file that came with it.
+        number: The number of the batch that it belongs to, of the assignment, or of the arena; or of batches taken.
+        content: The item, the error, the file, ...
+        progress: How far the batch is delivered with an item, or the end of the batch.
     """
 
     kind: Kind
     number: int = 0
     content: Any = None
-    is_last: bool = False
-    num_samples: int = 0
-    cursors: Cursors = ()
-    hashes: bytes = b""
-    generation: int = 0
-    file: SharedFile | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether this is the last message about its batch."""
-        return self.is_last or self.kind is Kind.OVER
+    progress: Progress = _NO_PROGRESS
 
 
 def encoded(message: Message) -> bytes:
-    """Return a message as bytes, with its length before it."""
-    fields = (int(message.kind), message.number, message.content, message.is_last, message.num_samples)
-    payload = pickle.dumps((*fields, message.cursors, message.hashes, message.generation), protocol=5)
+    """Return a message as bytes, with its length before it. A file does not travel in the bytes."""
+    content = None if isinstance(message.content, SharedFile) else message.content
+    payload = pickle.dumps((int(message.kind), message.number, content, tuple(message.progress)), protocol=5)
     return _LENGTH.pack(len(payload)) + payload
 
 
@@ -124,12 +111,12 @@ class Channel:
         """Whether something that was posted has not been sent yet."""
         return bool(self._outgoing)
 
-    def send(self, message: Message, file: SharedFile | None = None) -> None:
-        """Send a message, and a file with it, and wait until the other side has room for it."""
-        if file is None:
-            self.link.sendall(encoded(message))
+    def send(self, message: Message) -> None:
+        """Send a message, and wait until the other side has room for it."""
+        if isinstance(message.content, SharedFile):
+            socket.send_fds(self.link, [encoded(message)], [message.content.number])
         else:
-            socket.send_fds(self.link, [encoded(message)], [file.number])
+            self.link.sendall(encoded(message))
 
     def post(self, content: bytes) -> None:
         """Send as much as is possible without waiting; the rest follows with the next call."""
@@ -183,10 +170,10 @@ class Channel:
                 end = begin + _LENGTH.unpack_from(incoming, start)[0]
                 if len(incoming) < end:
                     break
-                kind, *fields = pickle.loads(incoming[begin:end])  # noqa: S301 - sent by a process of ours
-                message = Message(_KINDS[kind], *fields)
+                kind, number, content, progress = pickle.loads(incoming[begin:end])  # noqa: S301 - sent by us
+                message = Message(_KINDS[kind], number, content, Progress(*progress))
                 if message.kind in (Kind.READY, Kind.ARENA):
-                    message.file = self._files.popleft()
+                    message.content = self._files.popleft()
                 messages.append(message)
                 start = end
         del self._incoming[:start]

@@ -185,11 +185,11 @@ class Merger:
                 # Of streams, whose epochs may not end, receipts need no numbers of batches without items.
                 if message.kind is Kind.OVER and not self.position.offset and not delivered.given.order:
                     delivered.dropped.add((self.position.epoch, number))
-                self.position = self.position.after(message)
+                self.position = self.position.after(message.number, message.progress)
                 if message.kind is Kind.ITEM:
                     self._is_empty = False
                     self._counters.num_items += 1
-                    self._counters.num_samples += message.num_samples
+                    self._counters.num_samples += message.progress.num_samples
                     self._passed.append(self.position)
                     return item
         if self._is_empty and self._limits is not None:

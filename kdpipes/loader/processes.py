@@ -235,7 +235,6 @@ class _Arrived(NamedTuple):
     """An item as it has arrived."""
 
     worker: WorkerProcess
-    number: int
     packed: Packed
     arena: Arena | None
 
@@ -248,8 +247,9 @@ class ProcessWorker(Worker):
         self._options = options
         self._context: Any = multiprocessing.get_context(pool.start_method)
         self._counters = pool.counters
-        self._generation = 0
         self._assignment = Assignment(Position())
+        self._num_assignments = 0
+        self._is_followed = False  # whether the worker's messages are those of the last assignment
         self._position = Position()  # after what has come from the worker
         self._messages: deque[Message] = deque()
         self._num_taken = 0
@@ -263,7 +263,7 @@ class ProcessWorker(Worker):
 
     def begin(self, assignment: Assignment) -> None:
         for message in self._messages:
-            if isinstance(message.content, _Arrived):
+            if message.kind is Kind.ITEM:
                 self._discard(message.content)
         self._messages.clear()
         self._deaths.clear()
@@ -293,8 +293,8 @@ class ProcessWorker(Worker):
         return bool(self._messages)
 
     def take(self) -> Any:
-        content = self._messages.popleft().content
-        return self._unpacked(content) if isinstance(content, _Arrived) else content
+        message = self._messages.popleft()
+        return self._unpacked(message) if message.kind is Kind.ITEM else message.content
 
     def close(self) -> None:
         self._messages.clear()
@@ -335,9 +335,9 @@ class ProcessWorker(Worker):
 
     def _send_assignment(self) -> None:
         assert self._worker is not None
-        self._generation += 1
-        message = Message(Kind.ASSIGNMENT, content=self._assignment, generation=self._generation)
-        self._worker.channel.post(encoded(message))
+        self._num_assignments += 1
+        self._is_followed = False
+        self._worker.channel.post(encoded(Message(Kind.ASSIGNMENT, self._num_assignments, self._assignment)))
 
     def _acknowledge(self, worker: WorkerProcess, number: int, *, at_once: bool) -> None:
         """Tell the worker that batches have been taken, and which buffers it may write again."""
@@ -373,25 +373,27 @@ class ProcessWorker(Worker):
     def _receive(self, worker: WorkerProcess, message: Message) -> None:
         if message.kind is Kind.ITEM:
             # A batch belongs to the arena that was the newest when it was sent, so that later arenas do not matter.
-            message.content = _Arrived(worker, message.number, Packed(*message.content), worker.buffers.arena)
+            message.content = _Arrived(worker, Packed(*message.content), worker.buffers.arena)
         if message.kind is Kind.READY:
-            worker.record = message.file
-        elif message.kind is Kind.ARENA and message.file is not None:
-            worker.buffers.attach(message.number, message.file)
-        elif message.generation == self._generation or (message.kind is Kind.ERROR and not message.generation):
+            worker.record = message.content
+        elif message.kind is Kind.ARENA:
+            worker.buffers.attach(message.number, message.content)
+        elif message.kind is Kind.BEGUN:
+            self._is_followed = message.number == self._num_assignments
+        elif self._is_followed or worker.record is None:
             if message.kind is Kind.ERROR:
-                worker.is_over = worker.is_over or not message.generation
+                worker.is_over = worker.record is None
                 message.content = pickle.loads(message.content)  # noqa: S301 - sent by a worker of ours
             elif message.kind in (Kind.ITEM, Kind.OVER):
                 self._deaths.clear()
-                self._position = self._position.after(message)
+                self._position = self._position.after(message.number, message.progress)
             self._messages.append(message)
         elif message.kind is Kind.ITEM:
             self._discard(message.content)
 
-    def _unpacked(self, arrived: _Arrived) -> Any:
+    def _unpacked(self, message: Message) -> Any:
         """Return an item; its tensors are views of a shared buffer, or of memory of their own."""
-        worker, packed, arena = arrived.worker, arrived.packed, arrived.arena
+        worker, packed, arena = message.content
         if packed.buffer is None or arena is None:
             body = memoryview(packed.content or b"")
             arrays = [body[start:end] for start, end in packed.places]
@@ -407,7 +409,7 @@ class ProcessWorker(Worker):
             item = unpack(arrays.pop(0) if packed.stream is None else packed.stream, arrays)
         except Exception as error:
             epoch = self._assignment.position.epoch
-            place = f"batch {arrived.number} of epoch {epoch}{self._samples_of(arrived.number)}"
+            place = f"batch {message.number} of epoch {epoch}{self._samples_of(message.number)}"
             add_note(error, f"kdpipes: while unpickling {place}, sent by worker process {worker.process.pid}")
             raise
         del arrays

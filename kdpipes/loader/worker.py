@@ -14,7 +14,7 @@ from kdpipes.core.stock import Seeded
 from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, ShardingFilter, graph_settings
 from kdpipes.delivery.dealer import Dealer, Dealt
 from kdpipes.delivery.skipping import Skip
-from kdpipes.delivery.state import Counting, Position
+from kdpipes.delivery.state import Counting, Position, Progress
 from kdpipes.loader.channel import Kind, Message
 
 
@@ -176,7 +176,7 @@ class Producer:
 
         def finish() -> None:
             if batch is not None and not self.is_one_to_one:
-                send(Message(Kind.OVER, batch.number, cursors=batch.cursors))
+                send(Message(Kind.OVER, batch.number, progress=Progress(cursors=batch.cursors)))
 
         def listen(dealt: Dealt) -> None:
             nonlocal batch, made
@@ -195,10 +195,11 @@ class Producer:
             assert batch is not None
             if batch.number == start.number and made <= start.offset:
                 continue
-            num_samples, hashes = (
-                (batch.num_samples - self._num_skipped, bytes(batch.hashes)) if made == 1 else (0, b"")
-            )
-            send(Message(Kind.ITEM, batch.number, item, self.is_one_to_one, num_samples, batch.cursors, hashes))
+            progress = Progress(cursors=batch.cursors) if self.is_one_to_one else Progress(offset=made)
+            if made == 1:
+                num_samples = batch.num_samples - self._num_skipped
+                progress = progress._replace(num_samples=num_samples, hashes=bytes(batch.hashes))
+            send(Message(Kind.ITEM, batch.number, item, progress))
             yield
         finish()
 
@@ -209,7 +210,7 @@ class Producer:
             number = self._next
             self._next += num_workers
             if number >= start.number:
-                send(Message(Kind.ITEM, number, item, is_last=True))
+                send(Message(Kind.ITEM, number, item))
                 yield
 
 

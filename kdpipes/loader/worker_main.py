@@ -100,7 +100,7 @@ def _work(payload: Payload, sender: Sender, options: Options) -> None:
     except BaseException as error:
         sender.send(Message(Kind.ERROR, content=error))
         return
-    sender.channel.send(Message(Kind.READY), file)
+    sender.channel.send(Message(Kind.READY, content=file))
     while (assignment := sender.next_assignment()) is not None:
         if not sender.may_go_on():  # another assignment has come before this one has begun
             continue
@@ -149,7 +149,6 @@ class Sender:
         self.channel = Channel(link)
         self.buffers = SharedBuffers(options.num_buffers)
         self._arena_sent = 0
-        self._generation = 0
         self._assignments: deque[Message] = deque()
         self._is_stopped = False
         self._ahead: deque[int] = deque()  # the sizes of batches that nobody has taken yet
@@ -163,7 +162,7 @@ class Sender:
         latest = self._assignments.pop()
         self._assignments.clear()
         self.buffers.begin_batch()  # an error may have ended the last epoch within a batch
-        self._generation = latest.generation
+        self.channel.send(Message(Kind.BEGUN, latest.number))
         assignment: Assignment = latest.content
         return assignment
 
@@ -185,7 +184,6 @@ class Sender:
 
     def send(self, message: Message) -> None:
         """Send a message of the epoch."""
-        message.generation = self._generation
         if message.kind is Kind.ITEM:
             message.content = tuple(self._packed(message.content))
             self.buffers.begin_batch()
@@ -210,7 +208,7 @@ class Sender:
             else:
                 if self._arena_sent != self.buffers.arena:
                     self._arena_sent = self.buffers.arena
-                    self.channel.send(Message(Kind.ARENA, self.buffers.arena), self.buffers.file)
+                    self.channel.send(Message(Kind.ARENA, self.buffers.arena, self.buffers.file))
                 return Packed(None if is_long else stream, places, buffer)
         places, end = places_of([Array(content) for content, _ in arrays])
         body = bytearray(end)
