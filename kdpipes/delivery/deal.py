@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -22,13 +23,12 @@ from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.delivery.batching import Arguments, Batching, Epoch, EqualBatching
 from kdpipes.delivery.by_shard import Shuffle
 from kdpipes.delivery.by_source import BySource, shares_of
-from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, items_at_once
+from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Run, item_of, items_at_once
 from kdpipes.delivery.layout import Ranks, Sharding, Uneven
 from kdpipes.delivery.skipping import LEFT_OUT
 
 _AHEAD = 2  # how many batches beyond the one that is made sources prefetch
 _FEW = 4  # samples in a batch, below which comparing the states of the global generators takes longer than seeding them
-_ALL_AT_ONCE = 1 << 30
 _FEW_AT_ONCE = 16  # samples, if functions may read any field, so that all values stay in memory until they are called
 _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
 
@@ -100,7 +100,6 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         self.source = source_datapipe
         arguments = Arguments(batch_size, global_batch_size, shuffle, num_batches, seed, uneven)
         self._batching = _chosen(source_datapipe, batching).bind(source_datapipe, arguments)
-        self._at_once = 1  # how many samples of a batch are made together
         self._configure(self._batching, shuffle, seed, ranks)
         handler = Chain.of(self).error_handler()
         if handler is not None and handler.substitutes and not self._batching.substitutes:
@@ -126,25 +125,21 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
     def row_size(self) -> int | None:
         return self._batching.row_size
 
-    def iterate(self) -> Iterator[Batch]:
-        (number, first), sharding = self._begin(), self._sharding
-        seed_streams(reversed(Chain.of(self.source)), self._seed, number)
-        epoch = self._batching.epoch(self.source, sharding, self._seed, number)
-        size = epoch.num_samples
-        if size and not epoch.num_batches:
-            warn(self._batching.why_empty(epoch, sharding.num_ranks))
+    def batches_of(self, run: Run) -> Generator[tuple[Dealt, Callable[[], list[Any]]]]:
+        seed_streams(reversed(Chain.of(self.source)), self._seed, run.start.epoch)
+        epoch = self._batching.epoch(self.source, run.sharding, self._seed, run.start.epoch)
+        if epoch.num_samples and not epoch.num_batches:
+            warn(self._batching.why_empty(epoch, run.sharding.num_ranks))
         if epoch.num_batches:
             epoch.ordinals(epoch.shortest)  # an epoch that ends badly is rejected at its start
-        batches = range(sharding.first_from(first), epoch.num_batches, sharding.num_workers)
+        first = run.start.number
+        batches = range(run.sharding.first_from(first), epoch.num_batches, run.sharding.num_workers)
+        block_size = self._block_size()
+        planned = 0 if self._batching.is_fixed else run.start.epoch  # the epoch whose samples are delivered
+        # A stock pipe passes no request on.
+        prefetches = self.reads_ahead and isinstance(self.source, MapPipe)
         traits = [node.traits for node in Chain.of(self.source)]
-        is_selected = isinstance(self.source, MapPipe) and self.source.traits.gives == "items"
-        functions = [node.traits for node in Chain.of(self.source) if node.operation and node.traits.gives != "items"]
-        self._at_once = _FEW_AT_ONCE if any(each.reads is None for each in functions) else _ALL_AT_ONCE
-        if not is_selected or any(each.is_eager for each in functions):
-            self._at_once = 1
-        prefetches = self.reads_ahead and isinstance(self.source, MapPipe)  # no stock pipe, which passes nothing on
         prefetches = prefetches and any(each.is_remote or each.reads_files for each in traits)
-        planned = 0 if self._batching.is_fixed else number  # the epoch whose samples are delivered
         if prefetches:
             with planning(planned):
                 self.source.prefetch(Order(partial(epoch.windows, first), is_epoch=True))
@@ -154,51 +149,91 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                     with planning(planned):
                         self.source.prefetch(Order.of_next(epoch.positions(later)))
             ordinals = epoch.ordinals(batch)
-            make = partial(self._items, epoch.positions(batch), number, ordinals, size, batch)
-            if self._skipper is None and len(ordinals) >= _FEW:
+            rows = self._rows(run.start.epoch, planned, epoch.positions(batch), ordinals, epoch.num_samples)
+            make = partial(self._items, run, rows, batch, block_size)
+            if run.skipper is None and len(ordinals) >= _FEW:
                 make = partial(try_unseeded, make)  # it may make the items twice, so none of them may be skipped
-            if items := self._batch(number, Dealt(batch, len(ordinals)), make):
-                yield items
-        self._end(number)
+            yield Dealt(batch, len(ordinals)), make
 
-    def _items(self, positions: NDArray[Any], epoch: int, ordinals: Sequence[int], size: int, batch: int) -> list[Any]:
-        """Return the items of a batch. Ordinals that are not below `size` are padding."""
-        skipper, planned = self._skipper, 0 if self._batching.is_fixed else epoch
+    def _block_size(self) -> int:
+        """Return how many samples of a batch may be made together."""
+        if not isinstance(self.source, MapPipe) or self.source.traits.gives != "items":
+            return 1
+        functions = [node.traits for node in Chain.of(self.source) if node.operation and node.traits.gives != "items"]
+        if any(traits.is_eager for traits in functions):
+            return 1
+        # Values stay in memory until all functions that may read them were called.
+        return _FEW_AT_ONCE if any(traits.reads is None for traits in functions) else sys.maxsize
+
+    def _rows(self, epoch: int, planned: int, positions: NDArray[Any], ordinals: Sequence[int], size: int) -> Rows:
+        """Return the rows of a batch. Ordinals from `size` on are padding."""
 
         @cache
         def keys() -> list[SampleKey]:
             return [SampleKey(self._seed, epoch, ordinal, ordinal >= size) for ordinal in ordinals]
 
-        rows = Rows(positions, keys, planned, range(len(ordinals)))
+        return Rows(positions, keys, planned, range(len(ordinals)))
+
+    def _items(self, run: Run, rows: Rows, batch: int, block_size: int) -> list[Any]:
         items: dict[int, Any] = {}
         samples: dict[int, Sample] = {}
         failed: list[Block] = []
-        with planning(planned):
-            for start in range(0, len(rows), self._at_once) if min(self._at_once, len(rows)) > 1 else ():
+        with planning(rows.planned):
+            for start in range(0, len(rows), block_size) if min(block_size, len(rows)) > 1 else ():
                 blocks: Sequence[Block] = ()
                 try:
-                    blocks = self.source.blocks_at(rows.part(range(len(rows))[start : start + self._at_once]))
-                    if skipper is None or not skipper.knows_bad_samples:
-                        items |= items_at_once(blocks, self.source, self._seed, epoch)
+                    blocks = self.source.blocks_at(rows.part(range(len(rows))[start : start + block_size]))
+                    if run.skipper is None or not run.skipper.knows_bad_samples:
+                        items |= items_at_once(blocks, self.source, self._seed, run.start.epoch)
                         continue
                 except Exception:  # then one sample after the other, so that the first one that fails raises its error
                     pass
                 failed += blocks
                 for block in blocks:
                     samples |= {place: block.sample(number) for number, place in enumerate(block.places)}
-            item = self._item if skipper is None else self._item_or_nothing
             try:
                 return [
-                    items[number] if number in items else item(rows.part([number]), samples.get(number), batch)
+                    items[number]
+                    if number in items
+                    else self._item(run, rows.part([number]), samples.get(number), batch)
                     for number in range(len(rows))
                 ]
             finally:
                 for block in failed:
                     block.drop_failures()
 
-    def _item(self, row: Rows, sample: Sample | None, batch: int) -> Any:
-        with using_key(row.keys()[0]):
-            return self._finish(self._fetch(row) if sample is None else sample)
+    def _item(self, run: Run, row: Rows, sample: Sample | None, batch: int) -> Any:
+        """Return the item of a row, of a substitute if `on_error` replaces it, or LEFT_OUT."""
+        item = self._tried(run, row, sample, batch)
+        if item is not LEFT_OUT or run.skipper is None or not run.skipper.substitutes:
+            return item
+        (sample_key,) = row.keys()
+        padding = [sample_key._replace(is_padding=True)]
+        # Attempts depend only on the ordinal, so that every worker and every run finds the same substitute.
+        for attempt in range(_NUM_SUBSTITUTES):
+            key = hash_key(sample_key.seed, sample_key.epoch, sample_key.position, "substitute", attempt)
+            other = int.from_bytes(key[:8], "little") % len(self.source)
+            item = self._tried(
+                run, Rows(np.array([other]), partial(list, padding), row.planned, row.places), None, batch
+            )
+            if item is not LEFT_OUT:
+                return item
+        error = run.skipper.last_error
+        assert error is not None
+        raise DataError(
+            f"A sample could not be made, nor could any of {_NUM_SUBSTITUTES} samples drawn to replace it; the last "
+            f"error is {type(error).__name__}: {without_notes(error)}."
+        ) from error
+
+    def _tried(self, run: Run, row: Rows, sample: Sample | None, batch: int) -> Any:
+        """Return the item of a row, or LEFT_OUT."""
+
+        def fetch() -> Any:
+            return self._fetch(row) if sample is None else sample
+
+        (sample_key,) = row.keys()
+        with using_key(sample_key):
+            return item_of(run, sample_key, batch, fetch, self._finish)
 
     def _fetch(self, row: Rows) -> Any:
         """Return the sample of a row, not loaded; of a stock pipe, its item."""
@@ -209,35 +244,6 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _finish(self, sample: Any) -> Any:
         return finished(self.source, sample) if isinstance(self.source, MapPipe) else sample
-
-    def _item_or_nothing(self, row: Rows, sample: Sample | None, batch: int) -> Any:
-        skipper, (sample_key,) = self._skipper, row.keys()
-        assert skipper is not None
-        item = self._tried(row, sample, batch)
-        if item is not LEFT_OUT or not skipper.substitutes:
-            return item
-        # Attempts depend only on the ordinal, so that every worker and every run finds the same substitute.
-        for attempt in range(_NUM_SUBSTITUTES):
-            key = hash_key(sample_key.seed, sample_key.epoch, sample_key.position, "substitute", attempt)
-            other = int.from_bytes(key[:8], "little") % len(self.source)
-            padding = sample_key._replace(is_padding=True)
-            substitute = Rows(np.array([other]), partial(list, [padding]), row.planned, row.places)
-            item = self._tried(substitute, None, batch)
-            if item is not LEFT_OUT:
-                return item
-        assert skipper.last_error is not None
-        raise DataError(
-            f"A sample could not be made, nor could any of {_NUM_SUBSTITUTES} samples drawn to replace it; the last "
-            f"error is {type(skipper.last_error).__name__}: {without_notes(skipper.last_error)}."
-        ) from skipper.last_error
-
-    def _tried(self, row: Rows, sample: Sample | None, batch: int) -> Any:
-        assert self._skipper is not None
-        (sample_key,) = row.keys()
-        with using_key(sample_key):
-            return self._skipper.make(
-                sample_key, batch, lambda: self._fetch(row) if sample is None else sample, self._finish
-            )
 
     def _prepare(self) -> None:
         self._batching.prepare(self.source, self.sharding().num_ranks)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import count, takewhile
+from itertools import count, repeat, takewhile
 from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
@@ -27,7 +27,7 @@ from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.torch_pipes import IterDataPipe, Shuffler
 from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.by_shard import ByShard, Shuffle
-from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, items_at_once
+from kdpipes.delivery.dealer import Batch, Dealer, DealRanks, Dealt, Run, item_of, items_at_once
 from kdpipes.delivery.lanes import (
     Cursor,
     KeptLanes,
@@ -127,15 +127,13 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self.source = source_datapipe
         self._layout = Layout(batch_size, global_batch_size, uneven)
         self._set_lanes(split)
-        self._reading = 0, 0  # the epoch and the number of the batch that is read
         self._num_batches = None if num_batches is None else check_count("num_batches", num_batches)
         if num_batches is not None and uneven != "keep":
             raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
-        self.continues = num_batches is not None
         self._kept = KeptLanes()
-        self._tail: list[Operation] = []  # of the work pipes at the end, which work on the samples of a batch together
         self._has_warned = False  # that batches were dropped
         self._configure(self._layout, shuffle, seed, ranks)
+        self.clock.continues = num_batches is not None
         handler = Chain.of(self).error_handler()
         if handler is not None and handler.substitutes:
             raise ChainError(
@@ -197,7 +195,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             (node.traits.is_plan and node.traits.holds_back) or is_of_torchdata(node.pipe, "Cycler", "Repeater")
             for node in chain
         )
-        return self.continues or len(chain.sources) != 1 or chain.sources[0].traits.counts_whole or any(repeats)
+        return self.clock.continues or len(chain.sources) != 1 or chain.sources[0].traits.counts_whole or any(repeats)
 
     def num_planned(self) -> int | None:
         """Return how many samples all ranks together get in an epoch, as far as that is known."""
@@ -233,81 +231,92 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         num_groups = min(-(-self._lanes // num_pieces), min(shards.num_shards for shards in sources) // num_pieces)
         return LanePlan(num_groups, num_pieces, size // num_pieces) if num_groups else None
 
-    def iterate(self) -> Iterator[Batch]:
-        epoch, first = self._begin()
-        self._tail = [pipe.operation for pipe in tail_of(self.source)]
-        plan = self.lane_plan() or LanePlan(1, 1, self._layout.size_of(self._sharding.num_ranks), is_whole=True)
-        yield from self._batches(plan, epoch, first)
-        self._end(epoch)
-
-    def _batches(self, plan: LanePlan, epoch: int, first: int) -> Iterator[Batch]:
-        """Make the batches of this worker's groups of lanes, turn by turn.
+    def batches_of(self, run: Run) -> Generator[tuple[Dealt, Callable[[], list[Any]]]]:
+        """Yield the batches of this worker's groups of lanes, turn by turn.
 
         With `num_batches`, batch n of epoch e is batch e * num_batches + n of the lanes, which do not end. Group
         n % num_groups is then that of the epoch, so that workers and ranks take turns as without it.
         """
-        sharding, uneven, num_groups, limit = self._sharding, self.uneven, plan.num_groups, self._num_batches
-        tell, before = self._agree_on_end(plan), epoch * (limit or 0)
-        # torchdata's MultiProcessingReadingService fails if one worker makes two batches more than another. There, as
-        # for a stream that is not cut, each worker reads all lanes, and makes every num_workers-th batch.
-        is_shared = plan.is_whole or (self._listener is None and get_worker_info() is None)
-        num_sharers, sharer, turns = sharding.num_workers if is_shared else 1, sharding.worker, count()
-        if num_sharers > 1:
-            sharding = replace(sharding, worker=0, num_workers=1)
-        if plan.is_whole:
-            sharding = replace(sharding, rank=0, num_ranks=1)
+        plan = self.lane_plan() or LanePlan(1, 1, self._layout.size_of(run.sharding.num_ranks), is_whole=True)
+        tail = [pipe.operation for pipe in tail_of(self.source)]
+        tell, shared = self._agree_on_end(plan), self._shared_by(run, plan)
         begun = list[Shards]()
-        lanes = self._lanes_of_epoch(plan, sharding, epoch, first, begun)
+        lanes, cursors = self._lanes_of_epoch(run, plan, shared, begun)
         too_short: list[int] = []  # the numbers of samples of lanes that are too short for one batch
-        has_ended = False
-
-        def take(batch: int, group: list[Lane]) -> list[list[Any]]:
-            return [lane.take((before + batch) // num_groups) for lane in group]
-
+        turns, has_ended = count(), False
         try:
-            for turn in count(first // num_groups):
-                if limit is not None and turn * num_groups >= limit:
-                    break
-                numbers = {turn * num_groups + place: place for place in lanes}
-                due = [number for number in numbers if number >= first and (limit is None or number < limit)]
-                pieces: dict[int, list[list[Any]]] = {}
-                if tell is not None:  # the ranks must know what each of them has before one makes a batch of this turn
-                    self._reading = epoch, turn * num_groups
-                    stood = {lane.number: lane.cursor for group in lanes.values() for lane in group}
-                    pieces = {number: take(number, lanes[numbers[number]]) for number in due}
-                    has = {lane.number: not lane.is_short(uneven) for group in lanes.values() for lane in group}
-                    tell(turn * num_groups, {lane: (has[lane], cursor) for lane, cursor in stood.items()})
-                for batch in due:
-                    self._reading, group = (epoch, batch), lanes[numbers[batch]]
-                    taken = pieces[batch] if tell is not None else take(batch, group)
-                    is_short = [lane.is_short(uneven) for lane in group]
-                    if (any if uneven == "drop" else all)(is_short) and not (tell is not None and uneven == "pad"):
-                        del lanes[numbers[batch]]
-                        too_short += [min(map(len, taken))] if uneven == "drop" and batch < num_groups else []
+            for number, place, taken in self._turns(run, plan, lanes, tell):
+                group = lanes[place]
+                is_short = [lane.is_short(self.uneven) for lane in group]
+                if (any if self.uneven == "drop" else all)(is_short) and (tell is None or self.uneven != "pad"):
+                    del lanes[place]
+                    if self.uneven == "drop" and number < plan.num_groups:
+                        too_short.append(min(map(len, taken)))
+                    continue
+                if shared.num_workers == 1 and run.sharding.num_workers > 1:  # all of its workers read all lanes
+                    turn = number if plan.is_whole else next(turns)
+                    if turn % run.sharding.num_workers != run.sharding.worker:
                         continue
-                    if num_sharers > 1 and (batch if plan.is_whole else next(turns)) % num_sharers != sharer:
-                        continue
-                    parts = self._parts(plan, epoch, batch, group, taken)
-                    places = ((lane.number, lane.cursor) for lane in group)
-                    dealt = Dealt(batch, len(parts), tuple((lane, at) for lane, at in places if at is not None))
-                    if made := self._batch(epoch, dealt, partial(self._items_of, epoch, dealt, parts)):
-                        yield made
-                if not lanes:
-                    break
+                parts = self._parts(run, plan, number, group, taken)
+                at = tuple((lane.number, lane.cursor) for lane in group if lane.cursor is not None)
+                dealt = Dealt(number, len(parts), at)
+                yield dealt, partial(self._items_of, run, dealt, parts, tail)
             has_ended = True
             self._warn_of_short(plan, too_short)
         finally:
             for shards in begun:
                 shards.stop_reading()
-            if limit is not None:
+            if self._num_batches is not None:
                 every = {lane.number: lane for group in lanes.values() for lane in group}
-                cursors = {number: lane.cursor for number, lane in every.items() if lane.cursor is not None}
-                self._kept = KeptLanes(self, plan, every, dict(self._first_cursors) | cursors)
+                latest = {number: lane.cursor for number, lane in every.items() if lane.cursor is not None}
+                self._kept = KeptLanes(self, plan, every, cursors | latest)
                 if not has_ended:
                     self._kept.close()
 
+    def _shared_by(self, run: Run, plan: LanePlan) -> Sharding:
+        """Return the sharding by which lanes are read: that of the run, unless all workers or ranks read all lanes."""
+        sharding = run.sharding
+        # torchdata's MultiProcessingReadingService fails if one worker makes two batches more than another. There, as
+        # for a stream that is not cut, each worker reads all lanes, and makes every num_workers-th batch.
+        is_of_torch = get_worker_info() is not None
+        is_merged = is_of_torch or (self.monitor is not None and self.monitor.is_worker)
+        if plan.is_whole or not is_merged:
+            sharding = replace(sharding, worker=0, num_workers=1)
+        if plan.is_whole:
+            sharding = replace(sharding, rank=0, num_ranks=1)
+        return sharding
+
+    def _turns(
+        self, run: Run, plan: LanePlan, lanes: dict[int, list[Lane]], tell: Callable[[int, Any], None] | None
+    ) -> Iterator[tuple[int, int, list[list[Any]]]]:
+        """Yield the number, the group, and the samples of each batch of some groups of lanes, until none is left."""
+        num_groups, limit, first = plan.num_groups, self._num_batches, run.start.number
+        before = run.start.epoch * (limit or 0)
+
+        def take(number: int) -> list[list[Any]]:
+            return [lane.take((before + number) // num_groups) for lane in lanes[number % num_groups]]
+
+        for turn in count(first // num_groups):
+            run.batch = turn * num_groups
+            due = [run.batch + place for place in lanes if run.batch + place >= first]
+            if limit is not None:
+                if run.batch >= limit:
+                    return
+                due = [number for number in due if number < limit]
+            taken: dict[int, list[list[Any]]] = {}
+            if tell is not None:  # the ranks must know what each of them has before one makes a batch of this turn
+                cursors = {lane.number: lane.cursor for group in lanes.values() for lane in group}
+                taken = {number: take(number) for number in due}
+                has = {lane.number: not lane.is_short(self.uneven) for group in lanes.values() for lane in group}
+                tell(run.batch, {lane: (has[lane], cursor) for lane, cursor in cursors.items()})
+            for number in due:
+                run.batch = number
+                yield number, number % num_groups, taken.get(number) or take(number)
+            if not lanes:
+                return
+
     def _parts(
-        self, plan: LanePlan, epoch: int, batch: int, group: list[Lane], taken: list[list[Any]]
+        self, run: Run, plan: LanePlan, batch: int, group: list[Lane], taken: list[list[Any]]
     ) -> list[tuple[Any, SampleKey]]:
         """Return the samples of this rank in a batch, padded if need be, with their keys."""
         parts: list[tuple[Any, SampleKey]] = []
@@ -315,10 +324,12 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
             padding = lane.padding(plan.piece_size - len(items)) if self.uneven == "pad" else []
             for place, item in enumerate([*items, *padding]):
-                parts.append((item, SampleKey(self._seed, epoch, start + place, is_padding=place >= len(items))))
+                parts.append(
+                    (item, SampleKey(self._seed, run.start.epoch, start + place, is_padding=place >= len(items)))
+                )
         if not plan.is_whole:
             return parts
-        own = share_out(0, len(parts), self._sharding)
+        own = share_out(0, len(parts), run.sharding)
         return parts[own.start : own.stop]
 
     def _warn_of_short(self, plan: LanePlan, too_short: list[int]) -> None:
@@ -345,25 +356,25 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         warn(f"`deal(uneven='drop')` {text}")
 
     def _lanes_of_epoch(
-        self, plan: LanePlan, sharding: Sharding, epoch: int, first: int, begun: list[Shards]
-    ) -> dict[int, list[Lane]]:
-        """Return the lanes of this worker by their group in the epoch; with `num_batches`, where they stand."""
-        if self._num_batches is None:
-            cursors = dict(self._first_cursors)
-            return {
-                group: [
-                    self._lane(plan, lane, epoch, cursors.get(lane), begun) for lane in plan.lanes_of(group, sharding)
-                ]
-                for group in plan.groups_of(sharding)
-            }
-        (kept, cursors), self._kept = self._kept.of(self, plan), KeptLanes()
-        for lane, cursor in self._first_cursors:
-            if lane not in cursors or cursors[lane].num_batches < cursor.num_batches:
-                cursors[lane] = cursor
-        before = epoch * self._num_batches
+        self, run: Run, plan: LanePlan, sharding: Sharding, begun: list[Shards]
+    ) -> tuple[dict[int, list[Lane]], dict[int, Cursor]]:
+        """Return the lanes of this worker by their group in the epoch, and the known cursors of all lanes."""
+        cursors = dict(run.start.cursors)
         lanes: dict[int, list[Lane]] = {}
+        if self._num_batches is None:
+            for group in plan.groups_of(sharding):
+                lanes[group] = [
+                    self._lane(plan, lane, run.start.epoch, cursors.get(lane), begun)
+                    for lane in plan.lanes_of(group, sharding)
+                ]
+            return lanes, cursors
+        (kept, latest), self._kept = self._kept.of(self, plan), KeptLanes()
+        for lane, cursor in latest.items():
+            if lane not in cursors or cursors[lane].num_batches <= cursor.num_batches:
+                cursors[lane] = cursor
+        first = run.start.number
         for group in plan.groups_of(sharding):
-            number = before + first + (group - first) % plan.num_groups
+            number = run.start.epoch * self._num_batches + first + (group - first) % plan.num_groups
             turn, place = divmod(number, plan.num_groups)
             lanes[group] = []
             for lane in plan.lanes_of(place, sharding):
@@ -375,9 +386,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 if same is None or same.num_batches > turn:
                     same = self._lane_in_passes(plan, lane, at, begun)
                 lanes[group].append(same)
-        self._first_cursors = tuple(sorted(cursors.items()))
-        self._cursors = self._first_cursors
-        return lanes
+        self.clock.note(run.start.epoch, first, tuple(sorted(cursors.items())))
+        return lanes, cursors
 
     def _lane_in_passes(self, plan: LanePlan, number: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
         """Return a lane that begins the next pass where one ends."""
@@ -402,12 +412,6 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         """Close the files that are kept open for the next epoch, which then opens its shards again."""
         self._kept.close()
 
-    def _end(self, epoch: int) -> None:
-        cursors = self._cursors
-        super()._end(epoch)
-        if self.continues and get_worker_info() is None:
-            self._cursors = cursors
-
     def _agree_on_end(self, plan: LanePlan) -> Callable[[int, Any], None] | None:
         """Return the function that reports to other ranks which lanes have ended; None if no rank waits for this one.
 
@@ -418,13 +422,16 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         ends = self._num_batches is None
         if not self.has_waiting_ranks() or (ends and plan.is_whole):
             return None
-        if ends and (self.uneven == "keep" or self._report_turn is None):
+        monitor = self.monitor
+        if monitor is not None and not monitor.is_worker:
+            monitor = None
+        if ends and (self.uneven == "keep" or monitor is None):
             raise ValueError(
                 "Ranks that read lanes of their own have different numbers of samples, and would wait for each other "
                 'at the end. Use `deal(uneven="pad")` or `deal(uneven="drop")` in a `kdp.Loader`, or '
                 '`deal(split="samples")`.'
             )
-        return self._report_turn
+        return None if monitor is None else monitor.report_turn
 
     def _lane(self, plan: LanePlan, number: int, epoch: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
         """Return a lane, with a copy of the pipes upstream, and add its sources to `begun`: they start at once."""
@@ -478,18 +485,18 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             shards.read_part(part, num_parts)
             if cursor is not None:
                 shards.seek(cursor[:3])
-        if self._tail:
-            for _ in self._tail:
-                source, name = source.source, source.name
-            items = samples_of(source, name)
+        tail = tail_of(source)
+        if tail:
+            items = samples_of(tail[0].source, tail[0].name)
         else:
             items = source.samples() if isinstance(source, IterPipe) else iter(source)
-        if self._skipper is not None:
+        skipper = self._run.skipper
+        if skipper is not None:
             dealer = weakref.proxy(self)
             items = with_lost_shards(lambda *damage: dealer._give_up(*damage), iter(items))
             items = with_failures(items) if self._gets_failures() else items
-            if self._skipper.knows_bad_samples and not self.may_repeat:
-                items = self._skipper.without_twins(items)
+            if skipper.knows_bad_samples and not self.may_repeat:
+                items = skipper.without_twins(items)
         return with_stream_keys(items, seed, epoch, start=0 if cursor is None else cursor.num_samples)
 
     def _gets_failures(self) -> bool:
@@ -503,15 +510,18 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
     def _give_up(self, key: str, index: int, error: Exception) -> bool:
         """Report the damage of a shard to the `on_error` of the current epoch, which a kept lane outlives."""
-        return self._skipper is not None and self._skipper.give_up(*self._reading, key, index, error)
+        run = self._run
+        return run.skipper is not None and run.skipper.give_up(run.start.epoch, run.batch, key, index, error)
 
     def _prepare(self) -> None:
         if (shards := shards_behind(self)) is not None:
             _ = shards.num_shards  # globs are written out once, for all workers alike
 
-    def _items_of(self, epoch: int, dealt: Dealt, parts: list[tuple[Any, SampleKey]]) -> list[Any]:
+    def _items_of(
+        self, run: Run, dealt: Dealt, parts: list[tuple[Any, SampleKey]], tail: Sequence[Operation]
+    ) -> list[Any]:
         """Return the items of a batch, and note the samples for a receipt."""
-        items, tail = None, self._tail
+        items = None
         block = _stacked(parts) if tail else None
         if block is not None:
             # If it raises an error, one sample after the other, so that the first one that fails raises its error.
@@ -519,12 +529,14 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 for operation in tail[:-1]:
                     operation.run(block)
                 parts, tail = [(block.sample(number), sample_key) for number, (_, sample_key) in enumerate(parts)], []
-                if self._skipper is None or not self._skipper.knows_bad_samples:
-                    items = list(items_at_once([block], self.source, self._seed, epoch).values())
+                if run.skipper is None or not run.skipper.knows_bad_samples:
+                    items = list(items_at_once([block], self.source, self._seed, run.start.epoch).values())
         if items is None:
-            one = self._item if self._skipper is None else partial(self._item_or_nothing, batch=dealt.number)
             try:
-                items = [one(part, sample_key, tail) for part, sample_key in parts]
+                items = [
+                    item_of(run, key, dealt.number, repeat(part).__next__, partial(self._finish, key, tail))
+                    for part, key in parts
+                ]
             finally:
                 if block is not None:
                     block.drop_failures()
@@ -534,12 +546,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 dealt.hashes.extend(bytes(8) if sample_key.is_padding else known)
         return items
 
-    def _item_or_nothing(self, item: Any, sample_key: SampleKey, tail: Sequence[Operation], *, batch: int) -> Any:
-        assert self._skipper is not None
-        made = partial(self._item, sample_key=sample_key, tail=tail)
-        return self._skipper.make(sample_key, batch, lambda: item, made)
-
-    def _item(self, item: Any, sample_key: SampleKey, tail: Sequence[Operation]) -> Any:
+    def _finish(self, sample_key: SampleKey, tail: Sequence[Operation], item: Any) -> Any:
         if isinstance(item, Sample):
             if item.failure is not None:
                 raise item.failure

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch.utils.data import get_worker_info
 
 from kdpipes.core.chain import Chain
@@ -18,7 +19,7 @@ from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.pipe import Pipe, form_of
-from kdpipes.core.randomness import EpochCounter, RowKey, SampleKey, using_key
+from kdpipes.core.randomness import RowKey, SampleKey, using_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Block, Sample
 from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
@@ -26,11 +27,11 @@ from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, Batcher, IndexedBatche
 from kdpipes.core.traits import ItemForm, Traits
 from kdpipes.delivery.batching import Batching
 from kdpipes.delivery.by_shard import ByShard, Shuffle
-from kdpipes.delivery.lanes import Cursors, merged
+from kdpipes.delivery.clock import EpochClock, Position
+from kdpipes.delivery.lanes import Cursors
 from kdpipes.delivery.layout import NEW_LOADER, Layout, Ranks, Sharding, check_ranks, group_ranks, ranks_now
 from kdpipes.delivery.skipping import LEFT_OUT, Skip, SkipLimits, Skipper
 from kdpipes.delivery.state import load_state, state_of
-from kdpipes.delivery.stored import check_stamp, stamp
 
 _STAMP = "stamp"
 Batch = list[Any]
@@ -54,16 +55,56 @@ class Dealt:
     hashes: bytearray = field(default_factory=bytearray)
 
 
-class _Start(NamedTuple):
-    """Where the next iteration begins, in the epoch of a state that was loaded; None means whichever comes next."""
+class Monitor:
+    """Follows the batches that `deal` makes. This one logs samples that are left out, and sets them no limit.
 
-    epoch: int | None = None
+    Attributes:
+        banned: The reasons, by key, why samples are left out untried.
+        seen: Called with each sample before it is loaded.
+        is_worker: Whether it is a worker of one of kdpipes' loaders, which merge the batches of lanes.
+    """
+
+    banned: Mapping[str, str] = MappingProxyType({})
+    seen: Callable[[Sample], None] | None = None
+    is_worker = False
+
+    def begin_batch(self, dealt: Dealt) -> None:
+        """Called before a batch is made."""
+
+    def report_turn(self, number: int, lanes: Mapping[int, tuple[bool, Any]]) -> None:
+        """Called before the batches of each turn of the lanes if other ranks wait for this one.
+
+        Args:
+            number: The number of the turn's first batch.
+            lanes: For each lane, whether it has samples for the turn, and its cursor before.
+        """
+
+    def skip(self, skip: Skip) -> None:
+        """Called with each sample or shard that is left out."""
+        skip.log()
+
+
+@dataclass
+class Run:
+    """What an iteration of `deal` needs.
+
+    Args:
+        start: Where it begins.
+        sharding: The rank and worker for which it makes batches.
+        skipper: Leaves out samples, if `on_error` allows it.
+        limits: What `on_error` allows, if no loader checks it.
+        batch: The number of the batch that is being read.
+        key: The random key of the batch that was yielded last.
+        is_empty: Whether it has given no batch so far.
+    """
+
+    start: Position
+    sharding: Sharding
+    skipper: Skipper | None = None
+    limits: SkipLimits | None = None
     batch: int = 0
-    cursors: Cursors = ()
-
-
-Listener = Callable[[Dealt], None]
-TurnListener = Callable[[int, Mapping[int, tuple[bool, Any]]], None]
+    key: SampleKey = field(default_factory=SampleKey)
+    is_empty: bool = True
 
 
 class Resumable(Streaming[Any]):
@@ -106,7 +147,6 @@ class Dealer(Resumable):
     traits = Traits(role="deal", gives="batches")
     is_for_all_ranks = False  # whether every rank gets all batches
     has_lanes = False  # whether workers and ranks read parts of a stream, not all of it
-    continues = False  # whether an epoch begins where the lanes of the previous one have ended
     reads_ahead = True  # whether remote sources prefetch the next batches
 
     def _configure(self, sizing: Layout | Batching, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
@@ -120,25 +160,14 @@ class Dealer(Resumable):
             check_choice("shuffle", shuffle, (True, False, "shards"))
         self._shuffle: Shuffle = "shards" if isinstance(shuffle, ByShard) else shuffle
         self._seed = check_seed(seed)
-        self._epochs = EpochCounter()
-        self._start = _Start()
-        self._stands: tuple[int, int] | None = None  # the next epoch and batch; None before the epoch begins
-        self._first_cursors: Cursors = ()  # where the current iteration began
-        self._cursors: Cursors = ()  # after the last batch
+        self.clock = EpochClock()
         self.known_pipes: list[str] | None = None  # the fingerprints, which `state_dict` reads once
-        self._listener: Listener | None = None
-        self._report_turn: TurnListener | None = None
-        self._told_of_skips: Callable[[Skip], None] | None = None
-        self._banned: Mapping[str, str] = {}
-        self._skipper: Skipper | None = None
-        self._limits: SkipLimits | None = None  # what `on_error` allows, if no loader checks it
-        self._is_empty = True  # whether the epoch has given no batch so far
-        self._seen: Callable[[Sample], None] | None = None
+        self.monitor: Monitor | None = None  # a worker that follows the iteration
+        self._run = Run(Position(), Sharding())  # the last one
         self._sharding = Sharding()  # for the last epoch begun
         self._is_rank_fixed = False
         self._is_in_group = False  # if the rank is fixed: whether ranks of a process group wait for each other
         self._dealt_by_workers: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
-        self._batch_key = SampleKey()
         if isinstance(self.source, Batcher | IndexedBatcher):
             raise ChainError("`.deal()` takes samples, but `.batch()` upstream gives batches. Remove `.batch()`.")
         sharder = next(filter(shards, Chain.of(self.source).pipes), None)
@@ -229,8 +258,7 @@ class Dealer(Resumable):
 
     def set_seed(self, seed: int) -> Any:
         """Called by loaders at the start of an epoch. The order still comes from `deal(seed=...)`."""
-        self._epochs.seeded()
-        self._stands = None
+        self.clock.seeded()
         self._prepare()
         # Persistent workers of torch's DataLoader cannot change the ranks that they deal to.
         ranks, process = self._checked_sharding().ranks(), os.getpid()
@@ -241,73 +269,18 @@ class Dealer(Resumable):
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0; a state that was loaded for it stays valid."""
-        self._epochs.set(check_count("epoch", epoch, minimum=0))
-        self._stands = None
+        self.clock.choose(check_count("epoch", epoch, minimum=0))
 
     def close_kept(self) -> None:
         """Close files that are kept open between epochs."""
 
     def next_epoch(self) -> int:
         """Return the number of the next iteration."""
-        return self._epochs.peek()
-
-    def start_at(
-        self,
-        batch: int,
-        listener: Listener | None = None,
-        *,
-        cursors: Cursors = (),
-        report_turn: TurnListener | None = None,
-    ) -> None:
-        """Let the next iteration begin at `batch`.
-
-        Args:
-            batch: The number of a batch of this rank.
-            listener: Called for each batch before it is made.
-            cursors: Where the lanes of the stream stood after the last batch before that, of those that are known.
-            report_turn: Called before the batches of each turn of the lanes if other ranks wait for this one, with the
-                number of the turn's first batch, and for each lane whether it has samples for the turn, and where it
-                stood before.
-        """
-        self._start = _Start(None, batch, cursors)
-        self._listener, self._report_turn = listener, report_turn
+        return self.clock.peek()
 
     def stop_listening(self) -> None:
-        """Drop the functions that were passed for an epoch. They refer to the worker, which refers to this chain."""
-        self._listener = self._report_turn = self._told_of_skips = self._skipper = None
-
-    def resume_at(self, epoch: int, batch: int, cursors: Cursors) -> None:
-        """Make the next iteration that of `epoch`, starting at `batch`."""
-        self._epochs.move_to(epoch)
-        self.start_at(batch)
-        self._start, self._stands, self._cursors = _Start(epoch, batch, cursors), (epoch, batch), cursors
-
-    def share_epochs(self, ahead: torch.Tensor, *, is_new: bool) -> None:
-        """Count epochs together with the copies of this pipe in other processes: see `EpochCounter.share`."""
-        self._epochs.share(ahead, is_new=is_new)
-
-    def pass_over(self) -> None:
-        """Make the next iteration the next epoch, if a state was loaded and the rest of its epoch was not requested."""
-        if self._start.epoch is not None and self._start.batch:
-            self._epochs.skip(1)
-            self.start_at(0)
-            self._stands = None
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the next iteration resumes from a state."""
-        return self._start.epoch == self._epochs.peek()
-
-    def position(self) -> tuple[int, int, Cursors]:
-        """Return the next epoch and batch, and the cursors of the stream."""
-        if self._stands is not None:
-            return *self._stands, self._cursors
-        epoch = self._epochs.peek()
-        return epoch, *self._start_of(epoch)[1:]
-
-    def _start_of(self, epoch: int) -> _Start:
-        """Return where an epoch begins. A loaded state counts only for its own epoch."""
-        return self._start if self._start.epoch in (None, epoch) else _Start()
+        """Drop the monitor of an epoch, and what refers to it: a worker refers to this chain."""
+        self.monitor, self._run = None, Run(Position(), Sharding())
 
     def whole_samples(
         self, epoch: int, batch: int, *, seed: int | None = None, seen: Callable[[Sample], None] | None = None
@@ -325,54 +298,48 @@ class Dealer(Resumable):
         """
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
-        dealer.source, dealer._epochs = self.source.source if is_selected else self.source, EpochCounter()
-        dealer._seed, dealer._seen = self._seed if seed is None else seed, seen
-        dealer._told_of_skips = Skip.log  # they are logged, and the limits of `on_error` are not checked
-        dealer.set_epoch(epoch)
-        dealer.start_at(first)
+        dealer.source, dealer.clock = self.source.source if is_selected else self.source, EpochClock()
+        dealer._seed = self._seed if seed is None else seed
+        dealer.monitor = Monitor()
+        dealer.monitor.seen = seen
+        dealer.clock.resume_at(Position(epoch, first))
         for samples in dealer.iterate():
             if samples and not isinstance(samples[0], Sample):
                 raise ChainError(
                     f"`deal` takes samples, but `{pipe_name(dealer.source)}` gives {type(samples[0]).__name__}. Put "
                     "stock pipes before `.select()`."
                 )
-            yield dealer.position()[1] - 1, samples
+            yield dealer.clock.position.number - 1, samples
 
-    def skip(self, banned: Mapping[str, str], tell: Callable[[Skip], None]) -> None:
-        """Leave out the samples with the keys `banned` untried, and call `tell` with each one that is left out."""
-        self._banned, self._told_of_skips = dict(banned), tell
+    def iterate(self) -> Iterator[Batch]:
+        run = self._run = self._begin()
+        with closing(self.batches_of(run)) as batches:
+            for dealt, make in batches:
+                if items := self._batch(run, dealt, make):
+                    yield items
+        self.clock.end(is_part=get_worker_info() is not None)  # of torch's DataLoader
+        is_only_part = run.sharding.num_ranks * run.sharding.num_workers == 1
+        if run.limits is not None and run.is_empty and is_only_part:  # one of several may get only bad samples
+            run.limits.end()
 
-    def _begin(self) -> tuple[int, int]:
-        """Return the epoch that begins and its first batch."""
+    def batches_of(self, run: Run) -> Generator[tuple[Dealt, Callable[[], Iterable[Any]]]]:
+        """Yield the batches of this copy, each with a function that makes its items."""
+        raise TypeError(f"{type(self).__name__} must implement `batches_of`.")
+
+    def _begin(self) -> Run:
         self._sharding, self._dealt_by_workers = self._checked_sharding(), None
-        epoch = self._epochs.begin()
-        start, self._start = self._start_of(epoch), _Start()
-        self._first_cursors = self._cursors = start.cursors
-        self._stands, self._is_empty = (epoch, start.batch), True
-        handler, sharding = Chain.of(self).error_handler(), self._sharding
-        self._skipper = self._limits = None
+        start, sharding, monitor = self.clock.start(), self._sharding, self.monitor
+        run = Run(start, sharding, batch=start.number)
+        handler = Chain.of(self).error_handler()
         if handler is not None:
-            if self._told_of_skips is None:
-                self._limits = SkipLimits(handler, sharding.num_ranks * sharding.num_workers, start.batch)
-            self._skipper = Skipper(
-                handler,
-                self._banned,
-                self._told_of_skips,
-                self._seen,
-                self._limits,
-                is_indexed=isinstance(self.source, MapPipe),
+            if monitor is None:
+                monitor = Monitor()
+                run.limits = SkipLimits(handler, sharding.num_ranks * sharding.num_workers, start.number)
+            is_indexed = isinstance(self.source, MapPipe)
+            run.skipper = Skipper(
+                handler, monitor.banned, monitor.skip, monitor.seen, run.limits, is_indexed=is_indexed
             )
-        return epoch, start.batch
-
-    def _end(self, epoch: int) -> None:
-        """Note that the epoch is over; in a worker, only its part is, as other workers may not be done."""
-        if get_worker_info() is None:
-            self._stands, self._cursors = (epoch + 1, 0), ()
-        else:
-            self._stands = epoch, max(self.position()[1], 1)
-        is_only_part = self._sharding.num_ranks * self._sharding.num_workers == 1
-        if self._limits is not None and self._is_empty and is_only_part:  # one of several may get only bad samples
-            self._limits.end()
+        return run
 
     def sizes(self) -> dict[str, Any]:
         """Return the numbers, besides the identity, on which the batches depend."""
@@ -391,13 +358,13 @@ class Dealer(Resumable):
             state: dict[str, Any] = IterDataPipe.getstate_hook(self.__dict__)
             return state
         self._prepare()
-        return {**self.__dict__, _STAMP: stamp()}
+        return {**self.__dict__, "_run": Run(Position(), Sharding()), _STAMP: call_slot("stamp")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         call_slot("hold_dealt_chains")  # for a process that has made no chain itself
         self.__dict__.update({name: value for name, value in state.items() if name != _STAMP})
         if _STAMP in state:
-            check_stamp(state[_STAMP])
+            call_slot("check_stamp", state[_STAMP])
 
     def _prepare(self) -> None:
         """Compute what all copies of the chain need, before it is copied."""
@@ -409,16 +376,16 @@ class Dealer(Resumable):
 
     def batch_key(self) -> SampleKey:
         """Return the random key of the batch that was yielded last."""
-        return self._batch_key
+        return self._run.key
 
-    def _batch(self, epoch: int, dealt: Dealt, make: Callable[[], Iterable[Any]]) -> Batch:
+    def _batch(self, run: Run, dealt: Dealt, make: Callable[[], Iterable[Any]]) -> Batch:
         """Return the items that `make` returns for a batch, without those that are left out."""
-        if self._listener is not None:
-            self._listener(dealt)
-        sharding, now, batch = self._sharding, self.sharding(), dealt.number
+        if self.monitor is not None:
+            self.monitor.begin_batch(dealt)
+        sharding, now, batch = run.sharding, self.sharding(), dealt.number
         if now is not sharding:  # the rank is not fixed
             check_ranks(sharding.ranks(), now.ranks())
-        self._batch_key = SampleKey(self._seed, epoch, batch * sharding.num_ranks + sharding.rank)
+        run.key = SampleKey(self._seed, run.start.epoch, batch * sharding.num_ranks + sharding.rank)
         try:
             items = [item for item in make() if item is not LEFT_OUT]
             if not items and sharding.num_ranks > 1:
@@ -427,11 +394,18 @@ class Dealer(Resumable):
                     "wait forever. Use larger batches, or remove the samples from the plan."
                 )
         except BaseException as error:
-            add_note(error, f"kdpipes: while making batch {batch} of epoch {epoch} (seed {self._seed})")
+            add_note(error, f"kdpipes: while making batch {batch} of epoch {run.start.epoch} (seed {self._seed})")
             raise
-        self._stands, self._cursors = (epoch, batch + 1), merged(self._cursors, dealt.cursors)
-        self._is_empty = self._is_empty and not items
+        self.clock.note(run.start.epoch, batch + 1, dealt.cursors)
+        run.is_empty = run.is_empty and not items
         return items
+
+
+def item_of(run: Run, key: SampleKey, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
+    """Return `finish(fetch())`, or LEFT_OUT if it fails and `on_error` leaves it out."""
+    if run.skipper is None:
+        return finish(fetch())
+    return run.skipper.make(key, batch, fetch, finish)
 
 
 def items_at_once(blocks: Sequence[Block], source: Any, seed: int, epoch: int) -> dict[int, Any]:

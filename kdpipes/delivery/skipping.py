@@ -122,7 +122,7 @@ class Skipper:
     Args:
         handler: The operation of `.on_error(...)`.
         banned: The reasons, by key, why samples are not even tried: workers have died while making them.
-        tell: Called with each sample that is left out; None logs it.
+        tell: Called with each sample that is left out.
         seen: Called with each sample before its fields are loaded.
         limits: Counts skipped samples; None if a loader does.
         is_indexed: Whether samples keep their positions in all epochs.
@@ -132,7 +132,7 @@ class Skipper:
         self,
         handler: Any,
         banned: Mapping[str, str],
-        tell: Callable[[Skip], None] | None,
+        tell: Callable[[Skip], None],
         seen: Callable[[Sample], None] | None = None,
         limits: SkipLimits | None = None,
         *,
@@ -205,10 +205,7 @@ class Skipper:
         return Skip(sample_key.epoch, batch, sample_key.position, key, error, is_replaced=self.substitutes)
 
     def _leave_out(self, skip: Skip) -> Any:
-        if self._tell is not None:
-            self._tell(skip)
-        else:
-            skip.log()
+        self._tell(skip)
         if self._limits is not None:
             self._limits.count(skip)
         return LEFT_OUT

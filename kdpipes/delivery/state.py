@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.messages import warn
 from kdpipes.core.registry import shown_name
 from kdpipes.core.stock import is_of_torchdata
-from kdpipes.delivery.lanes import Cursor, Cursors, merged
+from kdpipes.delivery.clock import Position
+from kdpipes.delivery.lanes import Cursor, Cursors
 from kdpipes.delivery.layout import ranks_now
 
 _VERSION = 2  # 2: other hashes of the chain
@@ -28,48 +29,6 @@ class Counting(Protocol):
 
     def set_epoch(self, epoch: int) -> None: ...
     def next_epoch(self) -> int: ...
-
-
-class Progress(NamedTuple):
-    """How much of a batch is delivered with one of its items, or with its end.
-
-    Args:
-        offset: The number of items of the batch so far, if it may have more; 0 if the batch is over.
-        num_samples: The number of samples of the batch, with its first item.
-        cursors: Where the lanes that the batch was made of stand after it, if the batch is over.
-        hashes: The hashes of the samples of a stream in the batch, with its first item.
-    """
-
-    offset: int = 0
-    num_samples: int = 0
-    cursors: Cursors = ()
-    hashes: bytes = b""
-
-
-class Position(NamedTuple):
-    """A place between two items of an epoch.
-
-    Args:
-        epoch: The number of the epoch, from 0.
-        number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
-            is dealt.
-        offset: The number of items of that batch that have been delivered, where a batch becomes several items after
-            `deal`.
-        cursors: Where the lanes of a stream stand, as far as that is known.
-        hashes: The hashes of the samples of a stream in the batch that the last item begins.
-    """
-
-    epoch: int = 0
-    number: int = 0
-    offset: int = 0
-    cursors: Cursors = ()
-    hashes: bytes = b""
-
-    def after(self, number: int, progress: Progress) -> Position:
-        """Return the position after an item, or the end, of batch `number`."""
-        if progress.offset:
-            return self._replace(number=number, offset=progress.offset, hashes=progress.hashes)
-        return Position(self.epoch, number + 1, 0, merged(self.cursors, progress.cursors), progress.hashes)
 
 
 def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
@@ -127,9 +86,8 @@ class Checkpointer:
     def first_position(self) -> Position:
         """Return where the chain's next iteration begins: where a loaded state stands, or at the start of an epoch."""
         dealer = self._deal
-        if dealer is not None and dealer.is_resumed:
-            epoch, batch, cursors = dealer.position()
-            return self._past_end(Position(epoch, batch, 0, cursors))
+        if dealer is not None and dealer.clock.is_resumed:
+            return self._past_end(dealer.clock.position)
         return Position(self.next_epoch())
 
     def next_epoch(self) -> int:
@@ -168,7 +126,7 @@ class Checkpointer:
         is_at_end = may_be_at_end and position.number == self.num_batches()
         if not is_at_end:
             return position
-        return Position(position.epoch + 1, cursors=position.cursors if self._deal.continues else ())
+        return Position(position.epoch + 1, cursors=position.cursors if self._deal.clock.continues else ())
 
     def sizes(self) -> dict[str, Any]:
         """Return the numbers on which the order depends, with the current ranks."""
@@ -269,15 +227,13 @@ class Checkpointer:
 def state_of(chain: Any) -> dict[str, Any]:
     """Return the state of a dealt chain: see `Resumable.state_dict`."""
     dealer = dealer_before(chain)
-    epoch, batch, cursors = dealer.position()
-    return _checkpointer(dealer).state_at(Position(epoch, batch, 0, cursors))
+    return _checkpointer(dealer).state_at(dealer.clock.position)
 
 
 def load_state(chain: Any, state: Mapping[str, Any], *, strict: bool = True) -> None:
     """Load the state of a dealt chain: see `Resumable.load_state_dict`."""
     dealer = dealer_before(chain)
-    position = _checkpointer(dealer).position_in(state, strict=strict)
-    dealer.resume_at(position.epoch, position.number, position.cursors)
+    dealer.clock.resume_at(_checkpointer(dealer).position_in(state, strict=strict))
 
 
 def dealer_before(chain: Any) -> Any:

@@ -70,7 +70,7 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
         """Count epochs together with the copies of this dataset in other processes: see `EpochCounter.share`."""
         self._ahead = ahead
         for dealer in Chain.of(self._datapipe).of_type(Dealer):
-            dealer.share_epochs(ahead, is_new=is_new)
+            dealer.clock.share(ahead, is_new=is_new)
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the number of the next iteration, from 0."""
@@ -81,7 +81,7 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
         """Called by DataLoader when an epoch begins; if the end of an epoch was loaded, begin the next one."""
         if self._has_loaded:
             self._has_loaded = False
-            dealer_before(self._datapipe).pass_over()
+            dealer_before(self._datapipe).clock.pass_over()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the part of the chain that this process reads."""
@@ -115,16 +115,6 @@ def hold_dealt_chains() -> None:
             wrapper.share_epochs(ahead, is_new=True)
 
     _IterDataPipeSerializationWrapper.__init__ = wrap_chain  # type: ignore[method-assign]
-
-
-def introduce_to_torchdata(service: type) -> None:
-    """Register a class of reading services with DataLoader2, if it has been imported.
-
-    DataLoader2 saves the state of registered classes only.
-    """
-    known = sys.modules.get("torchdata.dataloader2.reading_service")
-    if known is not None:
-        known.CheckpointableReadingServiceInterface.register(service)
 
 
 def is_shared_out_by_accelerate(pipe: Any) -> bool:

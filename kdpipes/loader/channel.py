@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdpipes.core.processes import uninterrupted
-from kdpipes.delivery.state import Progress
+from kdpipes.delivery.clock import Progress
 
 _LENGTH = struct.Struct("<Q")
 _READ_SIZE = 1 << 18
@@ -90,7 +90,9 @@ class Message:
 
 def encoded(message: Message) -> bytes:
     """Return a message as bytes, with its length before it. A file does not travel in the bytes."""
-    content = None if isinstance(message.content, SharedFile) else message.content
+    content = message.content
+    if isinstance(content, SharedFile):
+        content = None
     payload = pickle.dumps((int(message.kind), message.number, content, tuple(message.progress)), protocol=5)
     return _LENGTH.pack(len(payload)) + payload
 

@@ -6,8 +6,8 @@ A batch passes six stations, from the worker to the user's loop:
 2. The channel carries messages: arrays lie in shared memory, threads pass objects (`channel.py`).
 3. `Worker` receives the messages of one worker, a process or a thread (`worker.py`).
 4. `Merger` returns the batches of all workers in the order of their numbers (`merge.py`).
-5. `ReadingService` runs the pipes of the main process, and notes where the loader stands (`services.py`).
-6. `Batches` is the iterator that the user holds: it handles Ctrl-C, `limit` and `pause` (`loader.py`).
+5. `ReadingService` runs the pipes of the main process, and sets the `EpochClock` of the loader (`services.py`).
+6. `Batches` is the iterator that the user holds: it takes turns of threads, `limit` and `pause` (`services.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import copy
 import functools
 import inspect
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -29,19 +28,19 @@ from kdpipes.core.on_use import call_slot
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import ForkLock, uninterrupted
 from kdpipes.core.registry import pipe_name
-from kdpipes.core.stock import is_of_torchdata, load_torchdata, shards
+from kdpipes.core.stock import is_of_torchdata, shards
 from kdpipes.core.torch_pipes import IndexedBatcher as Batcher
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, ShardingFilter, Shuffler
-from kdpipes.core.tracebacks import shorten
+from kdpipes.delivery.clock import EpochClock, Position
 from kdpipes.delivery.dealer import Dealer, fix_ranks
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.delivery.skipping import MOST_SKIPS
-from kdpipes.delivery.state import Checkpointer, Counting, Position, main_part, seed_in
+from kdpipes.delivery.state import Checkpointer, Counting, main_part, seed_in
 from kdpipes.loader.autotune import Tuner
 from kdpipes.loader.merge import compare_ranks
 from kdpipes.loader.profile import Measured, measured
 from kdpipes.loader.receipt import receipt_of
-from kdpipes.loader.services import InlineReadingService, ProcessReadingService, ReadingService, Shipped, check_process
+from kdpipes.loader.services import Batches, InlineReadingService, ProcessReadingService, ReadingService
 from kdpipes.loader.worker import Seeds, seed_of
 
 Given = ParamSpec("Given")
@@ -157,12 +156,11 @@ class Loader:
         check_shares(source_datapipe, _num_workers(self._service))
         self._progress = progress
         self._base_seed = int.from_bytes(os.urandom(7), "little")
-        self._start: Position | None = None  # where kdpipes' services begin, once they do
-        self._sizes: dict[str, Any] | None = None  # batch sizes of `_start`, or else of the last epoch begun
+        self._clock = EpochClock()
+        self._sizes: dict[str, Any] | None = None  # the batch sizes by which the clock counts
         self._ranks = ranks_now()  # the ranks of the last epoch begun
         self._is_closed = False
-        self._is_begun = False  # whether an epoch has begun and returned nothing yet
-        self._items: Iterator[Any] | None = None  # of the last epoch begun
+        self._next_item: Callable[[], Any] | None = None  # of the last epoch begun
         self._latest = 0  # the identity of the iterator that gives them, which holds the loader
         self._chain = Chain.of(source_datapipe).copy_streams()
         self.reading_service = copy.deepcopy(self._service)  # loaders may be made from one service
@@ -170,8 +168,11 @@ class Loader:
         self._dealt_part = main_part(self._chain, has_workers=has_workers)[1]  # of the chain, which workers run
         self._checkpointer = Checkpointer(self._dealt_part, max(_num_workers(self._service), 1))
         self._first_epoch = self._checkpointer.next_epoch()
-        # For reading services of other libraries: the next epoch, and the current one.
-        self._next_epoch = self._whole_epoch = self._first_epoch
+        if self._own is None:  # reading services of other libraries begin whole epochs
+            self._clock.resume_at(Position(self._first_epoch))
+        else:
+            self._clock.resume_at(self._checkpointer.first_position())
+            self._own.clock = self._clock
         if self._tuner is not None and "num_workers" in self._checkpointer.sizes():
             raise ChainError(
                 'The batches of this chain depend on the number of workers, so that "auto" would change them. End it '
@@ -264,7 +265,7 @@ class Loader:
         """Begin the next epoch, unless one has begun and returned nothing yet."""
         if self._is_closed:
             raise RuntimeError("The loader has been closed. Make a new one; `shutdown()` ends only the workers.")
-        if self._is_begun:
+        if self._clock.is_fresh:
             return
         with _one_at_a_time.lock:
             ranks = ranks_now()
@@ -276,44 +277,40 @@ class Loader:
                 self._copy_chain()
             if self._tuner is not None:
                 self._tuner.begin()
-            own = self._own
-            if own is None:
-                self._whole_epoch = self._next_epoch
-                self._open(Position(self._next_epoch))
-                self._next_epoch += 1
-            else:
+            own, start = self._own, self._clock.upcoming()
+            if own is not None:
                 self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
                 then, now = self._sizes, self._checkpointer.sizes()
-                start = self._start or own.next_start or self._checkpointer.first_position()
                 if then not in (None, now):
-                    if self._start is not None and (self._start.number or self._start.offset):
+                    if start.number or start.offset:
                         raise RuntimeError(
                             f"The number of ranks has changed within an epoch: batches were counted with {then}, but "
                             f"the sizes are now {now}. Call `torch.distributed.init_process_group` before "
                             "`load_state_dict`, and use `deal(global_batch_size=...)`, which does not depend on the "
                             "number of ranks."
                         )
-                    start = start._replace(cursors=())  # they are those of other lanes, for other ranks
+                    self._clock.resume_at(start._replace(cursors=()))  # they are those of other lanes
                 self._sizes = now
                 own.base_seed = self._base_seed
-                own.start_at(start)
-                self._open(start)
-            self._is_begun = True
+            self._open(start.epoch)
 
-    def _open(self, start: Position) -> None:
+    def _open(self, epoch: int) -> None:
         """Start the reading service if it does not run, and begin an epoch; after an error, the next call begins it."""
-        service, seed = self.reading_service, seed_of(self._base_seed, start.epoch)
+        service, own, seed = self.reading_service, self._own, seed_of(self._base_seed, epoch)
+        seeds: Any = Seeds(seed)
+        if own is not service:
+            seeds = call_slot("generator_of_seeds", seed) or seeds
         try:
-            self._start = None
             if self._stream is None:
                 self._stream = service.initialize(self._datapipe)
-            reset = service.initialize_iteration(Seeds(seed) if self._own is service else _torchdata_seeds(seed))
+            reset = service.initialize_iteration(seeds)
             self._stream = self._stream if reset is None else reset(self._stream)
-            self._items = iter(self._stream)
+            items = iter(self._stream)
+            self._next_item = own.deliver if own is not None and own is service else functools.partial(next, items)
+            if own is None:
+                self._clock.start()
         except BaseException:
-            with uninterrupted():
-                self.shutdown()
-                self._start = None if self._own is None else start
+            self.shutdown()
             raise
 
     def _copy_chain(self) -> None:
@@ -324,13 +321,11 @@ class Loader:
         if own is None:
             for pipe in Chain.of(chain).pipes:
                 if isinstance(pipe, Counting):
-                    pipe.set_epoch(max(pipe.next_epoch() + self._next_epoch - self._first_epoch, 0))
+                    pipe.set_epoch(max(pipe.next_epoch() + self._clock.peek() - self._first_epoch, 0))
             fix_ranks(chain)
         elif before is not None:
-            self._start = self._start or before.next_start
-            own.counters = before.counters
-        # Services of others pickle the chain for their workers: by cloudpickle, as lambdas need it.
-        self._datapipe = chain if own is self.reading_service else Shipped(chain)
+            own.clock, own.counters = before.clock, before.counters
+        self._datapipe = chain if own is self.reading_service else call_slot("Shipped", chain)
 
     def _taken(self, batches: Batches) -> Any:
         """Return the next batch for an iterator.
@@ -342,26 +337,25 @@ class Loader:
         if id(batches) != self._latest:
             raise RuntimeError("This iterator was invalidated: another iterator has been created from the same loader.")
         if batches.interrupted_at is not None:  # workers ended with Ctrl-C: go on where they were
-            chosen, self._start, self._is_begun = self._start, batches.interrupted_at, False
+            self._clock.return_to(batches.interrupted_at)
             self._begin()
-            self._start = chosen  # an epoch that was set, or a state that was loaded, meanwhile
         elif batches.is_fresh:  # the epoch may have been set since `iter(loader)`
             self._begin()
-        is_first, batches.interrupted_at, batches.is_fresh, self._is_begun = batches.is_fresh, None, False, False
-        if self._items is None:
+        batches.interrupted_at, batches.is_fresh = None, False
+        if self._next_item is None:
             raise RuntimeError(
                 "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
             )
         try:
-            if is_first:
-                own = self._own
-                begun = Position(self._whole_epoch) if own is None else own.position
-                compare_ranks(self._dealt_part, begun, self._checkpointer.pipes)
-            batch = next(self._items)
+            if self._own is None and self._clock.is_fresh:
+                self._clock.is_fresh = False
+                compare_ranks(self._dealt_part, self._clock.latest, self._checkpointer.pipes)
+            batch = self._next_item()
             self._tune(batches)
             return batch
         except StopIteration:
-            self._whole_epoch += 1
+            if self._own is None:
+                self._clock.end()
             self.reading_service.finalize_iteration()
             for pipe in Chain.of(self._chain).of_type(Pipe):
                 pipe.end_epoch(in_worker=False)
@@ -373,7 +367,7 @@ class Loader:
             if own is not None and own.has_workers:
                 with uninterrupted():
                     self.shutdown()
-                    batches.interrupted_at = own.position
+                    batches.interrupted_at = self._clock.latest
             raise
         except Exception:
             self.shutdown()
@@ -388,7 +382,7 @@ class Loader:
             setting = tuner.note_batch(own.counters.wait_s)
             if setting is not None:
                 self.shutdown()
-                batches.interrupted_at = own.position
+                batches.interrupted_at = self._clock.latest
                 self._service.num_workers, self._service.prefetch = setting
 
     def tuning(self) -> dict[str, Any]:
@@ -412,8 +406,8 @@ class Loader:
         # The numbers of batches from lanes have gaps once a lane has ended, but trainers count batches.
         if own is None or dealer is None or dealer.has_lanes:
             return islice(iter(self), number, None)
-        own_next = own.position if self._is_begun else own.next_start or Position(self.epoch)
-        self._start, self._is_begun = Position((self._start or own_next).epoch, number), False
+        clock = self._clock
+        clock.resume_at(Position(clock.latest.epoch if clock.is_fresh else clock.peek(), number))
         self._sizes = self._checkpointer.sizes()
         return iter(self)
 
@@ -428,14 +422,13 @@ class Loader:
         epoch. torchdata's services are restarted, unless `epoch` is the next number anyway.
         """
         epoch = check_count("epoch", epoch, minimum=0)
-        if self._own is not None:
-            begins = self._own.position if self._is_begun else self._start
-            if begins is None or begins.epoch != epoch:
-                self._start, self._is_begun = Position(epoch), False
+        clock = self._clock
+        begins = clock.latest if clock.is_fresh else clock.upcoming()
+        if epoch == begins.epoch and (clock.is_fresh or self._own is None):
             return
-        if epoch != (self._whole_epoch if self._is_begun else self._next_epoch):
+        if self._own is None:
             self.shutdown()
-            self._next_epoch = self._whole_epoch = epoch
+        clock.choose(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last delivered batch as small plain data, fit for JSON.
@@ -449,13 +442,7 @@ class Loader:
 
     def _state(self) -> dict[str, Any]:
         # The loader reads this, not `state_dict`, which a subclass may override to wrap the state.
-        own = self._own
-        if own is None:
-            position = Position(self._whole_epoch)
-        else:  # between a service's first start and its end, `next_start` is known
-            has_begun = own.next_start is not None
-            position = self._start or (own.position if has_begun else self._checkpointer.first_position())
-        return {**self._checkpointer.state_at(position, self._sizes), "seed": self._base_seed}
+        return {**self._checkpointer.state_at(self._clock.position, self._sizes), "seed": self._base_seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume the next iteration with the batch after the one at which `state_dict` was taken.
@@ -481,8 +468,8 @@ class Loader:
                 )
             self.set_epoch(position.epoch)
         else:
-            self._start = position
-        self._base_seed, self._sizes, self._is_begun = seed_in(state_dict), self._checkpointer.sizes(), False
+            self._clock.resume_at(position)
+        self._base_seed, self._sizes = seed_in(state_dict), self._checkpointer.sizes()
 
     @classmethod
     def from_state(cls, state: Any, reading_service: Any) -> Any:
@@ -604,9 +591,9 @@ class Loader:
         """End the workers; the next iteration starts new ones."""
         with uninterrupted():
             service, stream = self.reading_service, self._stream
-            self._stream = self._items = None
-            self._is_begun = False
+            self._stream = self._next_item = None
             if stream is not None:
+                self._clock.is_fresh = False
                 service.finalize_iteration()
             if stream is not None or self._own is not None:  # other services cannot be ended before they have started
                 service.finalize()
@@ -626,7 +613,7 @@ class Loader:
     def _shown(self, batches: Any) -> Any:
         from tqdm.auto import tqdm  # it warns notebooks that lack widgets, which only a bar's user should see
 
-        begun, total = self._own.position.number if self._own is not None else 0, None
+        begun, total = self._clock.position.number, None
         with contextlib.suppress(TypeError):  # streams have no length
             total = len(self)
         return tqdm(batches, total=total, initial=begun, unit="batch")
@@ -733,72 +720,3 @@ def check_shares(pipe: Any, num_workers: int) -> None:
 
 # torch's graph traversal works through hooks on its classes, which two threads must not set at the same time.
 _one_at_a_time = ForkLock()
-
-
-def _torchdata_seeds(seed: int) -> Any:
-    """Return the generator of seeds that torchdata's reading services take; without torchdata, one like it."""
-    module = load_torchdata("torchdata.dataloader2.random")
-    return Seeds(seed) if module is None else module.SeedGenerator(seed)
-
-
-class Batches:
-    """The iterator of an epoch. Only the latest iterator of a loader yields batches; earlier ones have ended.
-
-    Several threads may request batches: each batch goes to one of them, and all of them end with the epoch.
-
-    Args:
-        take: A function that is called with the iterator; returns its next batch, or raises StopIteration.
-
-    Attributes:
-        is_fresh: Whether it has not been asked for a batch yet.
-        interrupted_at: The position to resume from after Ctrl-C, or None.
-        owner: The id of the process that the iterator belongs to.
-    """
-
-    def __init__(self, take: Callable[[Batches], Any]) -> None:
-        self.is_fresh = True
-        self.interrupted_at: Position | None = None
-        self.owner = os.getpid()
-        self._take = take
-        self._left: int | None = None  # how many batches the limit still allows
-        self._limit: int | None = None
-        self._is_paused = self._is_over = False
-        self._turn = threading.RLock()  # of the thread that may request a batch
-
-    def __iter__(self) -> Batches:
-        return self
-
-    def __next__(self) -> Any:
-        check_process(self.owner)  # a forked child would wait for a turn that a thread of its parent had
-        try:
-            with self._turn:
-                return self._next()
-        except StopIteration:
-            raise
-        except BaseException as error:
-            shorten(error)
-            raise error  # KDPIPES_TRACEBACK=full shows the frames in between
-
-    def _next(self) -> Any:
-        if self._is_over or self._is_paused or self._left == 0:
-            raise StopIteration
-        try:
-            batch = self._take(self)
-        except StopIteration:
-            self._is_over = True
-            raise
-        if self._left is not None:
-            self._left -= 1
-        return batch
-
-    def limit(self, num_batches: int | None) -> None:
-        """Pause after every `num_batches` batches, until `resume` is called; None removes the limit."""
-        self._limit = self._left = None if num_batches is None else check_count("num_batches", num_batches)
-
-    def pause(self) -> None:
-        """Let the iteration end for now; `resume` lets it continue with the very next batch."""
-        self._is_paused = True
-
-    def resume(self) -> None:
-        """Continue after `pause`, or after a `limit`."""
-        self._left, self._is_paused = self._limit, False

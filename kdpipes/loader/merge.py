@@ -19,10 +19,10 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, add_note
 from kdpipes.core.messages import warn
 from kdpipes.core.registry import shown_name
+from kdpipes.delivery.clock import EpochClock, Position
 from kdpipes.delivery.lanes import Cursor, Cursors, LanePlan, merged
 from kdpipes.delivery.layout import group_ranks
 from kdpipes.delivery.skipping import Skip, SkipLimits, keep_skip
-from kdpipes.delivery.state import Position
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import Row, WorkerTimes
 from kdpipes.loader.receipt import Delivered
@@ -82,9 +82,9 @@ class Merger:
     Args:
         workers: The workers.
         position: Where the epoch begins.
+        clock: Gets the position after each item.
         seeds: The seeds of the stock pipes of each worker.
         counters: What is counted.
-        passed: Receives the position after each item.
         plan: The lanes of the stream, if it is read in lanes.
         agreement: What makes ranks end together, if the stream is read in lanes and other ranks wait for this one.
         limits: The limits of `on_error` on skipped samples.
@@ -94,9 +94,9 @@ class Merger:
         self,
         workers: Sequence[Worker],
         position: Position,
+        clock: EpochClock,
         seeds: Sequence[Any],
         counters: Counters,
-        passed: deque[Position],
         *,
         plan: LanePlan | None = None,
         agreement: Agreement | None = None,
@@ -112,7 +112,7 @@ class Merger:
         self._workers = workers
         self._seeds = seeds
         self._counters = counters
-        self._passed = passed
+        self._clock = clock
         self._ended: set[int] = set()
         self.position = position
         self._begin()
@@ -190,7 +190,7 @@ class Merger:
                     self._is_empty = False
                     self._counters.num_items += 1
                     self._counters.num_samples += message.progress.num_samples
-                    self._passed.append(self.position)
+                    self._clock.ahead.append(self.position)
                     return item
         if self._is_empty and self._limits is not None:
             self._limits.end()

@@ -27,8 +27,8 @@ from kdpipes.core.errors import WorkerError, add_note
 from kdpipes.core.messages import logger
 from kdpipes.core.processes import ForkLock, at_fork, forget_after_fork, interrupts_blocked, uninterrupted
 from kdpipes.core.shared import Shared, sharing
+from kdpipes.delivery.clock import Position
 from kdpipes.delivery.deal import DealerMapDataPipe
-from kdpipes.delivery.state import Position
 from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
 from kdpipes.loader.channel import Channel, Kind, Message, SharedFile, encoded
 from kdpipes.loader.merge import Counters

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.messages import counted
+from kdpipes.delivery.clock import Position
 from kdpipes.delivery.deal_stream import DealerIterDataPipe
 from kdpipes.delivery.lanes import hash_of_sample
 from kdpipes.delivery.layout import Ranks
 from kdpipes.delivery.skipping import Skip
-from kdpipes.delivery.state import Position
 
 _VERSION = 1
 _BLOCK = 1024  # batches that are hashed at a time
@@ -229,7 +229,7 @@ def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: 
 
 
 def _samples_of_stream(deal: DealerIterDataPipe, delivered: Delivered, skips: list[Skip]) -> dict[str, Any]:
-    given, num_batches = delivered.given, len(deal) if deal.continues else None
+    given, num_batches = delivered.given, len(deal) if deal.clock.continues else None
     if given.num_unknown:
         raise ChainError(
             "A receipt of a stream needs the keys of its samples, but a stock pipe upstream of `deal` has made "

@@ -10,14 +10,10 @@ import socket
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import cloudpickle
-
-from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
 from kdpipes.core.handles import warn_of_handles
@@ -26,14 +22,14 @@ from kdpipes.core.messages import warn
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.processes import uninterrupted
-from kdpipes.core.shared import Shared, is_sharing
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.torch_pipes import Collator, IterDataPipe, Mapper
+from kdpipes.core.tracebacks import shorten
+from kdpipes.delivery.clock import EpochClock, Position
 from kdpipes.delivery.dealer import fix_ranks
 from kdpipes.delivery.layout import NEW_LOADER, Ranks, check_ranks, ranks_now
 from kdpipes.delivery.skipping import SkipLimits
-from kdpipes.delivery.state import Checkpointer, Position, main_part
-from kdpipes.delivery.stored import note_position
+from kdpipes.delivery.state import Checkpointer, main_part
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe
 from kdpipes.loader.merge import Agreement, Counters, Merger, compare_ranks
 from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, name_classes
@@ -73,16 +69,15 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self._workers: list[Worker] = []
         self._seeds: Any = None
         self.base_seed: int | None = None  # seeds each epoch by its number, in place of DataLoader2's generator
-        self._start: Position | None = None
-        self._continues = False  # whether an epoch begins where the lanes of the previous one have ended
-        self.position = Position()  # after the item that was delivered last
-        self._first_epoch = self._num_main = 0
+        self.clock = EpochClock()  # a loader puts its own here
+        self._num_main = 0
         self._has_warned = False
         self._is_main_one_to_one = True
         self._ranks: Ranks | None = None  # the ranks that the chain is dealt to; None if each gets all batches
         self._agreement: Agreement | None = None
-        self._passed: deque[Position] = deque()  # where the workers' items end that the main part has not given out
-        self._items: IterDataPipe[Any] | None = None
+        self._items: Any = None  # the pipes of the main process
+        self._epoch: Iterator[Any] = iter(())  # their items
+        self._asked_at = 0.0
         self.main_probes: Probes | None = None  # of the part of the chain that runs in the main process
         self._checkpointer = Checkpointer(None, 1)
         self.counters = Counters()
@@ -92,9 +87,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def _options(self, number: int) -> Options:
         """Return how a worker works."""
-        return Options(
-            number, self.num_workers, self._first_epoch, self.prefetch, self.is_profiled, self._num_main, self.timeout_s
-        )
+        return Options(number, self.num_workers, self.prefetch, self.is_profiled, self._num_main, self.timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the arguments alone, for copies: the workers and the position stay here."""
@@ -109,8 +102,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
     def initialize(self, datapipe: Any) -> Any:
         """Called by DataLoader2 once: start the workers."""
         call_slot("introduce_to_torchdata", ReadingService)
-        datapipe = datapipe.chain if isinstance(datapipe, Shipped) else datapipe
-        ends, chain = main_part(datapipe, has_workers=self.has_workers)
+        ends, chain = main_part(call_slot("unshipped", datapipe), has_workers=self.has_workers)
         if any(is_of_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in Chain.of(chain).pipes):
             raise ChainError(
                 "`.sharding_round_robin_dispatch()` needs torchdata's MultiProcessingReadingService. `.deal()` gives "
@@ -122,12 +114,11 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
             pipe.prepare_for_workers()
         dealer = Chain.of(chain).resumable_deal()
         self._ranks = fix_ranks(chain)
-        self._continues = dealer is not None and dealer.continues
+        if self.base_seed is None:
+            self.clock.resume_at(self._checkpointer.first_position())
+        self.clock.continues = dealer is not None and dealer.clock.continues
         is_agreed = dealer is not None and dealer.has_lanes and dealer.has_waiting_ranks()
         self._agreement = Agreement(is_padded=dealer.uneven == "pad") if is_agreed else None
-        self._first_epoch = self._checkpointer.next_epoch()
-        if self._start is None:
-            self.start_at(self._checkpointer.first_position())
         # Whether each pipe in the main process yields one item for each that it takes, even if it holds some back.
         kinds = (DeviceMoverIterDataPipe, Mapper, Collator)
         self._is_main_one_to_one = all(
@@ -145,7 +136,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         if self.is_profiled:
             self.main_probes = Probes(self._items)
             self.main_probes.on()
-        return _ItemPipe(self._begin_epoch)
+        return _ItemPipe(self.begin)
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
         """Called by DataLoader2 at the start of an epoch."""
@@ -168,25 +159,14 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def checkpoint(self) -> bytes:
         """Called by DataLoader2's `state_dict`, before it pickles the chain."""
-        note_position()
-        return json.dumps(self._checkpointer.state_at(self.position)).encode()
+        call_slot("note_position")
+        return json.dumps(self._checkpointer.state_at(self.clock.position)).encode()
 
     def restore(self, datapipe: Any, serialized_state: bytes) -> Any:
         """Called by DataLoader2 in place of `initialize`, after its `from_state` or `load_state_dict`."""
         end = self.initialize(datapipe)
-        self.start_at(self._checkpointer.position_in(json.loads(serialized_state), strict=True))
+        self.clock.resume_at(self._checkpointer.position_in(json.loads(serialized_state), strict=True))
         return end
-
-    def start_at(self, position: Position) -> None:
-        """Let the next iteration begin at `position`."""
-        self._start = self.position = position
-
-    @property
-    def next_start(self) -> Position | None:
-        """Where the next iteration begins; None is the chain's first epoch."""
-        if self._start is None or self._start.number or not self._continues or self.position.epoch > self._start.epoch:
-            return self._start
-        return self._start._replace(cursors=self.position.cursors)  # also those of an epoch that was left early
 
     def wait(self) -> None:
         """Wait until every worker has made its first batch of the epoch that has begun."""
@@ -200,50 +180,50 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def queue_depth(self) -> int:
         """Return how many items the main process has received and not given out."""
-        return sum(worker.num_waiting for worker in self._workers) + len(self._passed)
+        return sum(worker.num_waiting for worker in self._workers) + len(self.clock.ahead)
 
-    def _begin_epoch(self) -> Iterator[Any]:
+    def begin(self) -> Batches:
         """Begin an epoch, and return its iterator.
 
         If an epoch is resumed after its last batch, the iteration delivers nothing, and the next iteration is the next
         epoch.
         """
-        assert self._start is not None
-        assert self._items is not None
-        self.position = start = self.next_start or Position()
-        self._start = Position(start.epoch + 1)
-        self.counters.delivered.begin(self.position)
-        self._passed.clear()
-        if self.base_seed is None:  # a Loader compares the ranks when it is asked for the first batch
-            compare_ranks(self._chain, start, self._checkpointer.pipes)
-        return _EpochItems(self, iter(self._items))
+        start = self.clock.start()
+        try:
+            self._epoch = iter(self._items)
+        except BaseException:
+            self.clock.resume_at(start)
+            raise
+        self.counters.delivered.begin(start)
+        self._asked_at = 0.0
+        return Batches(self.deliver)
 
-    def deliver(self, items: Iterator[Any]) -> Any:
+    def deliver(self, _: Batches | None = None) -> Any:
         """Return the next item of the main process's pipes, and note where the loader stands after it."""
+        clock, counters = self.clock, self.counters
         if not self._workers:
             raise RuntimeError(
                 "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
             )
         if self._ranks is not None:
             check_ranks(self._ranks, ranks_now())
+        if clock.is_fresh:
+            clock.is_fresh = False
+            compare_ranks(self._chain, clock.latest, self._checkpointer.pipes)
+        asked_at = self._asked_at or time.perf_counter()
         try:
-            item = next(items)
+            item = next(self._epoch)
         except StopIteration:
-            self.counters.delivered.end(self.position.epoch)
-            cursors = self.position.cursors if self._continues else ()
-            self.position = Position(self.position.epoch + 1, cursors=cursors)
+            counters.delivered.end(clock.end())
             raise
-        if self._is_main_one_to_one:
-            self.position = self._passed.popleft()
-        elif self._passed:
-            hashes = b"".join(position.hashes for position in self._passed)
-            self.position = self._passed[-1]._replace(hashes=hashes)
-            self._passed.clear()
-        self.counters.delivered.note(self.position)
+        counters.delivered.note(clock.deliver(is_one_to_one=self._is_main_one_to_one))
+        self._asked_at = time.perf_counter()
+        counters.busy_s += self._asked_at - asked_at
         return item
 
     def _merger(self) -> Merger:
-        chain, position, num_workers = Chain.of(self._chain), self.position, len(self._workers)
+        clock, chain, num_workers = self.clock, Chain.of(self._chain), len(self._workers)
+        position = clock.latest
         seeds = self._seeds if self.base_seed is None else Seeds(seed_of(self.base_seed, position.epoch))
         dealer, handler = chain.resumable_deal(), chain.error_handler()
         limits = plan = None
@@ -257,9 +237,9 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         return Merger(
             self._workers,
             position,
+            clock,
             [None if seeds is None else seeds.spawn(number) for number in range(num_workers)],
             self.counters,
-            self._passed,
             plan=plan,
             agreement=None if plan is None else self._agreement,
             limits=limits,
@@ -421,18 +401,6 @@ class ProcessReadingService(ReadingService):
         return workers
 
 
-def check_process(owner: int) -> None:
-    """Raise RuntimeError in a process that was forked from the one that owns an iterator.
-
-    A forked child shares the sockets and open files of its parent, which would miss what the child reads.
-    """
-    if owner != os.getpid():
-        raise RuntimeError(
-            f"This iterator belongs to process {owner}, but process {os.getpid()}, forked from it, requests a "
-            "batch. Make a loader in this process, or begin a new epoch: `for batch in loader`."
-        )
-
-
 def _check_timeout(timeout_s: Any) -> float | None:
     if timeout_s is None:
         return None
@@ -443,6 +411,68 @@ def _check_timeout(timeout_s: Any) -> float | None:
     return float(timeout_s)
 
 
+class Batches:
+    """The iterator of an epoch. Only the latest iterator of a loader yields batches; earlier ones have ended.
+
+    Several threads may request batches: each batch goes to one of them, and all of them end with the epoch.
+
+    Args:
+        take: A function that is called with the iterator; returns its next batch, or raises StopIteration.
+
+    Attributes:
+        is_fresh: Whether it has not been asked for a batch yet.
+        interrupted_at: The position to resume from after Ctrl-C, or None.
+        owner: The id of the process that the iterator belongs to.
+    """
+
+    def __init__(self, take: Callable[[Batches], Any]) -> None:
+        self.is_fresh = True
+        self.interrupted_at: Position | None = None
+        self.owner = os.getpid()
+        self._take = take
+        self._left: int | None = None  # how many batches the limit still allows
+        self._limit: int | None = None
+        self._is_paused = self._is_over = False
+        self._turn = threading.RLock()  # of the thread that may request a batch
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        # A forked child shares the sockets and open files of its parent, which would miss what the child reads.
+        if self.owner != os.getpid():
+            raise RuntimeError(
+                f"This iterator belongs to process {self.owner}, but process {os.getpid()}, forked from it, requests a "
+                "batch. Make a loader in this process, or begin a new epoch: `for batch in loader`."
+            )
+        with self._turn:
+            if self._is_over or self._is_paused or self._left == 0:
+                raise StopIteration
+            try:
+                batch = self._take(self)
+            except StopIteration:
+                self._is_over = True
+                raise
+            except BaseException as error:
+                shorten(error)
+                raise error  # KDPIPES_TRACEBACK=full shows the frames in between
+            if self._left is not None:
+                self._left -= 1
+            return batch
+
+    def limit(self, num_batches: int | None) -> None:
+        """Pause after every `num_batches` batches, until `resume` is called; None removes the limit."""
+        self._limit = self._left = None if num_batches is None else check_count("num_batches", num_batches)
+
+    def pause(self) -> None:
+        """Let the iteration end for now; `resume` lets it continue with the very next batch."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Continue after `pause`, or after a `limit`."""
+        self._left, self._is_paused = self._limit, False
+
+
 class _ItemPipe(Streaming[Any], IterDataPipe[Any]):
     """The items of an iterator as a pipe; `begin` returns the iterator of the next epoch."""
 
@@ -451,57 +481,3 @@ class _ItemPipe(Streaming[Any], IterDataPipe[Any]):
 
     def iterate(self) -> Iterator[Any]:
         return self._begin()
-
-
-class _EpochItems:
-    """The iterator of an epoch, which can continue after an error. A generator could not."""
-
-    def __init__(self, service: ReadingService, items: Iterator[Any]) -> None:
-        self._service, self._items = service, items
-        self._owner, self._asked = os.getpid(), 0.0
-        self._is_over = False
-        self._turn = threading.RLock()  # of the thread that may request an item: DataLoader2 has no lock
-
-    def __iter__(self) -> _EpochItems:
-        return self
-
-    def __next__(self) -> Any:
-        check_process(self._owner)
-        with self._turn:
-            return self._next()
-
-    def _next(self) -> Any:
-        if self._is_over:
-            raise StopIteration
-        begun = self._asked or time.perf_counter()
-        try:
-            item = self._service.deliver(self._items)
-        except StopIteration:
-            self._is_over = True
-            raise
-        self._asked = time.perf_counter()
-        self._service.counters.busy_s += self._asked - begun
-        return item
-
-
-class Shipped(Streaming[Any], IterDataPipe[Any]):
-    """A chain whose copies in this process share its data, and which travels to other processes by cloudpickle."""
-
-    def __init__(self, source_datapipe: Any) -> None:
-        self.chain = source_datapipe
-        self._copy: Shared[Any] | None = None
-
-    def iterate(self) -> Iterator[Any]:
-        return iter(self.chain)
-
-    def __getstate__(self) -> Any:
-        if IterDataPipe.getstate_hook is not None:
-            return IterDataPipe.getstate_hook({"chain": self.chain})
-        if is_sharing():
-            self._copy = Shared(Chain.of(self.chain).copy_streams())  # kept until it has arrived
-            return {"copy": self._copy}
-        return {"payload": pickling.dumps(self.chain)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.chain = state["copy"].value if "copy" in state else cloudpickle.loads(state["payload"])
-        self._copy = None

@@ -12,9 +12,10 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.stock import Seeded
 from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, ShardingFilter, graph_settings
-from kdpipes.delivery.dealer import Dealer, Dealt
+from kdpipes.delivery.clock import Position, Progress
+from kdpipes.delivery.dealer import Dealer, Dealt, Monitor
 from kdpipes.delivery.skipping import Skip
-from kdpipes.delivery.state import Counting, Position, Progress
+from kdpipes.delivery.state import Counting
 from kdpipes.loader.channel import Kind, Message
 
 
@@ -70,7 +71,6 @@ class Options:
 
     worker: int
     num_workers: int
-    first_epoch: int  # the number of the chain's first epoch, from which positions count
     prefetch: int
     is_profiled: bool = False
     num_main: int = 0  # how many pipes run in the main process
@@ -114,6 +114,57 @@ class Worker(ABC):
         return self.num_waiting > 0
 
 
+class _EpochMonitor(Monitor):
+    """Tells the main process what `deal` makes in one epoch of a worker.
+
+    Args:
+        send: Sends a message.
+        banned: Why samples are left out untried, by key.
+        splits: Whether pipes after `deal` make several items of a batch, or none.
+    """
+
+    def __init__(self, send: Callable[[Message], None], banned: Mapping[str, str], *, splits: bool) -> None:
+        self._send, self._splits = send, splits
+        self.banned = banned
+        self.is_worker = True
+        self.number: int | None = None  # of the next item, where no `deal` numbers the items
+        self._batch: Dealt | None = None
+        self._num_items = self._num_skipped = 0  # of that batch
+
+    def begin_batch(self, dealt: Dealt) -> None:
+        self.finish()
+        self._batch, self._num_items, self._num_skipped = dealt, 0, 0
+
+    def finish(self) -> None:
+        """Tell that the batch is over, unless its item has told it."""
+        if self._batch is not None and self._splits:
+            self._send(Message(Kind.OVER, self._batch.number, progress=Progress(cursors=self._batch.cursors)))
+        self._batch = None
+
+    def report_turn(self, number: int, lanes: Mapping[int, tuple[bool, Any]]) -> None:
+        self.finish()
+        self._send(Message(Kind.TURN, number, lanes))
+
+    def skip(self, skip: Skip) -> None:
+        self._num_skipped += not (skip.is_shard or skip.is_replaced)
+        # The merger passes over the numbers before that of a message.
+        self._send(Message(Kind.SKIP, skip.batch if self.number is None else self.number, skip))
+
+    def send_item(self, item: Any, start: Position) -> bool:
+        """Send an item of the batch, unless it comes before `start`; return whether it was sent."""
+        batch = self._batch
+        assert batch is not None
+        self._num_items += 1
+        if batch.number == start.number and self._num_items <= start.offset:
+            return False
+        progress = Progress(self._num_items) if self._splits else Progress(cursors=batch.cursors)
+        if self._num_items == 1:
+            num_samples = batch.num_samples - self._num_skipped
+            progress = progress._replace(num_samples=num_samples, hashes=bytes(batch.hashes))
+        self._send(Message(Kind.ITEM, batch.number, item, progress))
+        return True
+
+
 class Producer:
     """One worker's copy of the chain.
 
@@ -131,30 +182,33 @@ class Producer:
         graph_settings.apply_sharding(chain, options.num_workers, options.worker, SHARDING_PRIORITIES.MULTIPROCESSING)
         read = Chain.of(chain)
         self._dealer = read.resumable_deal()
-        self._num_skipped = 0  # of the batch that is being made
-        self._next = 0  # the number of the item that is made next, where no `deal` numbers the items
         self.is_one_to_one = self._dealer is not None and read.numbering_deal() is self._dealer
         self._dealers = read.of_type(Dealer)
         self._pipes = read.of_type(Pipe)
-        self._counting = [pipe for pipe in read.pipes if isinstance(pipe, Counting)]
-        self._first_epochs = [pipe.next_epoch() for pipe in self._counting]
+        counting = [pipe for pipe in read.pipes if isinstance(pipe, Counting)]
+        self._counting = [(pipe, pipe.next_epoch()) for pipe in counting]
 
     def epoch(self, assignment: Assignment, send: Callable[[Message], None]) -> Iterator[None]:
         """Make the items of one epoch, and pass each message to `send`; to be resumed for the next item."""
-
-        def skip(skipped: Skip) -> None:
-            self._num_skipped += not (skipped.is_shard or skipped.is_replaced)
-            # The merger passes over the numbers before that of a message.
-            send(Message(Kind.SKIP, self._next if self._dealer is None else skipped.batch, skipped))
-
+        start, has_numbers = assignment.position, self._dealer is not None
+        monitor = _EpochMonitor(send, assignment.banned, splits=has_numbers and not self.is_one_to_one)
+        monitor.is_worker = has_numbers
         try:
             if assignment.seeds is not None:
                 _seed_stock_pipes(self._chain, assignment.seeds)
-            for pipe, first in zip(self._counting, self._first_epochs, strict=True):
-                pipe.set_epoch(max(first + assignment.position.epoch - self._options.first_epoch, 0))
+            for pipe, first in self._counting:  # positions count from the first epoch of the last pipe
+                pipe.set_epoch(max(first + start.epoch - self._counting[0][1], 0))
             for dealer in self._dealers:
-                dealer.skip(assignment.banned, skip)
-            yield from (self._counted if self._dealer is None else self._dealt)(assignment.position, send)
+                dealer.monitor = monitor
+            if has_numbers:
+                clock = self._dealer.clock
+                clock.resume_at(start._replace(epoch=clock.peek()))
+                for item in self._chain:
+                    if monitor.send_item(item, start):
+                        yield
+                monitor.finish()
+            else:
+                yield from self._counted(start, send, monitor)
             for each in self._pipes:
                 each.end_epoch(in_worker=True)
         except Exception as error:
@@ -170,45 +224,11 @@ class Producer:
         for dealer in self._dealers:
             dealer.close_kept()
 
-    def _dealt(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
-        batch: Dealt | None = None
-        made = 0
-
-        def finish() -> None:
-            if batch is not None and not self.is_one_to_one:
-                send(Message(Kind.OVER, batch.number, progress=Progress(cursors=batch.cursors)))
-
-        def listen(dealt: Dealt) -> None:
-            nonlocal batch, made
-            finish()
-            batch, made, self._num_skipped = dealt, 0, 0
-
-        def report_turn(number: int, lanes: Mapping[int, tuple[bool, Any]]) -> None:
-            nonlocal batch
-            finish()
-            batch = None
-            send(Message(Kind.TURN, number, lanes))
-
-        self._dealer.start_at(start.number, listen, cursors=start.cursors, report_turn=report_turn)
+    def _counted(self, start: Position, send: Callable[[Message], None], monitor: _EpochMonitor) -> Iterator[None]:
+        monitor.number = self._options.worker
         for item in self._chain:
-            made += 1
-            assert batch is not None
-            if batch.number == start.number and made <= start.offset:
-                continue
-            progress = Progress(cursors=batch.cursors) if self.is_one_to_one else Progress(offset=made)
-            if made == 1:
-                num_samples = batch.num_samples - self._num_skipped
-                progress = progress._replace(num_samples=num_samples, hashes=bytes(batch.hashes))
-            send(Message(Kind.ITEM, batch.number, item, progress))
-            yield
-        finish()
-
-    def _counted(self, start: Position, send: Callable[[Message], None]) -> Iterator[None]:
-        num_workers, worker = self._options.num_workers, self._options.worker
-        self._next = worker
-        for item in self._chain:
-            number = self._next
-            self._next += num_workers
+            number = monitor.number
+            monitor.number += self._options.num_workers
             if number >= start.number:
                 send(Message(Kind.ITEM, number, item))
                 yield

@@ -16,7 +16,7 @@ from kdpipes.core.messages import counted
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.torch_pipes import MapDataPipe
-from kdpipes.delivery import meter
+from kdpipes.loader import profile as loader_profile
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.profile import COPYING, Measured, WorkerTimes
 from kdpipes.look.batch import BATCH_SIZE, chain_in
@@ -333,7 +333,7 @@ def profile(
 
 
 def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> None:
-    end = meter.clock() + seconds
+    end = loader_profile.clock() + seconds
     num_left = 2 * loader.measured().num_workers  # what a worker says of the first comes before its second
     while True:
         batch = _END
@@ -341,7 +341,7 @@ def _run(loader: Loader, seconds: float, step: Callable[[Any], Any] | None) -> N
             if step is not None:
                 step(batch)
             num_left -= 1
-            if num_left <= 0 and meter.clock() >= end:
+            if num_left <= 0 and loader_profile.clock() >= end:
                 return
         if batch is _END:
             raise ChainError("The chain yields no batch. Look at `len(pipe)` after each filter.")

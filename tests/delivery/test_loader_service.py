@@ -145,7 +145,7 @@ def test_a_worker_is_ahead_by_so_many_batches_and_bytes(
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sender = Sender(theirs, Options(0, 1, 0, prefetch, is_profiled=False, num_buffers=64, max_bytes=max_bytes))
+        sender = Sender(theirs, Options(0, 1, prefetch, is_profiled=False, num_buffers=64, max_bytes=max_bytes))
         for number, size in enumerate(sizes):
             sender.send(Message(Kind.ITEM, number, np.zeros(size, dtype=np.uint8)))
         assert sender.is_far_ahead() is not is_room_left

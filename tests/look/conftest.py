@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from kdpipes.delivery import meter
 from kdpipes.loader import profile as loader_profile
 from tests.look.clocks import Clock
 
@@ -15,7 +14,7 @@ from tests.look.clocks import Clock
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all that measures, in this process and in those that are forked from it."""
     made = Clock()
-    monkeypatch.setattr(meter, "clock", made)
+    monkeypatch.setattr(loader_profile, "clock", made)
     monkeypatch.setattr(time, "perf_counter", made)
     monkeypatch.setattr(loader_profile, "_CALL_S", 0.0)  # so that every item is measured
     return made

@@ -21,7 +21,7 @@ from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared, sharing
 from kdpipes.core.torch_pipes import PIPES, Shuffler
 from kdpipes.core.user_code import is_kdpipes, is_own_generator, reached_from
-from kdpipes.delivery.meter import size_of
+from kdpipes.loader.profile import size_of
 from kdpipes.look.doctor.rules import Facts, Wrong, callables_of, contents, rule, selected_names, shrinks
 from kdpipes.look.rendering import bytes_text
 from kdpipes.work.adapters import unwrapped
