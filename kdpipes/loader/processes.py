@@ -71,14 +71,17 @@ class WorkerProcess:
         """Start a process with a context of multiprocessing."""
         # Multiprocessing's helpers start early: later, they would inherit a blocked Ctrl-C, or unblock it (3.11).
         if context.get_start_method() in ("spawn", "forkserver"):
+            # While multiprocessing imports the script, `__mp_main__` is not yet `__main__`.
             if sys.modules.get("__mp_main__", sys.modules["__main__"]) is not sys.modules["__main__"]:
-                os._exit(_NO_GUARD)  # multiprocessing imports the script in a worker: the main process raises the error
+                if multiprocessing.current_process().name == _NAME:
+                    os._exit(_NO_GUARD)  # the main process raises the error, once for all workers
+                raise WorkerError(_GUARD)
             resource_tracker.ensure_running()
         if context.get_start_method() == "forkserver":
             forkserver.ensure_running()
         with _one_at_a_time.lock:
             ours, theirs = socket.socketpair()
-            process = context.Process(target=work, args=(payload, theirs, options), name="kdpipes worker", daemon=True)
+            process = context.Process(target=work, args=(payload, theirs, options), name=_NAME, daemon=True)
             _starting.set()
             try:
                 with interrupts_blocked():
@@ -485,6 +488,7 @@ _GUARD = (
     "Workers that are not forked import the script, which makes loaders when it is imported. Make them under "
     '`if __name__ == "__main__":`.'
 )
+_NAME = "kdpipes worker"
 _NO_GUARD = 78  # the exit status of a worker that cannot import the script
 
 

@@ -250,10 +250,22 @@ chain = kdp.from_dataset([(n, n) for n in range(9)]).select("x y").deal(batch_si
 list(kdp.Loader(chain, num_workers=2, start_method=sys.argv[1]))
 """
 
+# A process of the user's own imports the script as well.
+TRAINING_WITHOUT_GUARD = f"""
+import multiprocessing
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=print)
+    process.start()
+    process.join()
+    raise SystemExit(process.exitcode)
+{WITHOUT_GUARD}
+"""
+
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_script_without_a_guard_gets_one_clear_error(method: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(WITHOUT_GUARD)
+@pytest.mark.parametrize("script", [WITHOUT_GUARD, TRAINING_WITHOUT_GUARD], ids=["loader", "training"])
+def test_a_script_without_a_guard_gets_one_clear_error(script: str, method: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script)
     command = [sys.executable, tmp_path / "train.py", method]
     said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False).stderr
     assert said.count("Traceback") == said.count("WorkerError: Workers that are not forked import") == 1, said
