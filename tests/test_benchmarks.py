@@ -53,22 +53,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return import_module("rounds")
-
-
-@pytest.mark.parametrize("warm_up", [False, True])
-def test_ways_take_turns_and_what_warms_up_does_not_count(rounds: Any, warm_up: bool) -> None:
-    order: list[str] = []
-    ways = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
-    found = rounds.turns(ways, 2, warm_up=warm_up)
-    assert order == ["a", "b"] * (3 if warm_up else 2)
-    assert found == ({"a": [3, 5], "b": [4, 6]} if warm_up else {"a": [1, 3], "b": [2, 4]})
-    assert rounds.medians(found) == {name: sum(values) / 2 for name, values in found.items()}
-
-
-@pytest.fixture
 def photos(tmp_path: Path) -> Path:
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -92,14 +76,6 @@ def test_a_corpus_is_a_function_of_photographs_and_seed(bench: Any, photos: Path
     assert first == again
     assert len(set(first.values()) | set(other.values())) == 40
     assert told[0]["distinct"] == 20
-
-
-def test_shards_of_a_corpus_hold_the_images_of_its_tree(bench: Any, photos: Path, tmp_path: Path) -> None:
-    make(bench, tmp_path / "corpus", photos)
-    corpus = import_module("corpus")
-    pipe = bench.kdpipes.open_shards(corpus.shard_urls(tmp_path / "corpus"))
-    found = {(sample["jpg"], sample["cls"]) for sample in pipe}
-    assert found == {(Path(path).read_bytes(), label) for path, label in corpus.tree_of(tmp_path / "corpus")}
 
 
 def test_a_folder_of_somebody_elses_is_not_emptied(bench: Any, photos: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 import kdpipes as kdp
 from kdpipes.cli import COMMANDS, main
 from kdpipes.core.registry import registered
-from tests.torchdata_parts import HAS_TORCHDATA
+from tests.torchdata_parts import HAS_TORCHDATA, needs_torchdata
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -256,6 +256,12 @@ def test_our_docstring_sections_become_those_that_griffe_knows() -> None:
     assert load("api_pages").understood(docstring) == (
         "Do it.\n\nArgs:\n    n: A number.\n\n**Length:** n.\n\nExamples:\n    >>> 1\n"
     )
+
+
+@needs_torchdata
+@pytest.mark.parametrize(("path", "maker"), [("llms.txt", "llms"), ("coding_agents.md", "coding_agents")])
+def test_pages_for_programs_are_up_to_date(path: str, maker: str) -> None:
+    assert (DOCS / path).read_text(encoding="utf-8") == getattr(load("names"), maker)(), "Run `make names`."
 
 
 def test_every_page_is_in_the_menu(api: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kdpipes._names import PIPES
 from tests.torchdata_parts import HAS_TORCHDATA
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +62,69 @@ def test_pyright_finds_pipes_that_the_flavour_does_not_have(tmp_path: Path) -> N
     found = errors_of_pyright(tmp_path / "misspelled.py")
     assert [number for number, _ in found] == [3, 4, 5]
     assert all("no_such_pipe" in message for _, message in found)
+
+
+STRICT = """# pyright: strict
+import numpy as np
+import torch
+
+import kdpipes as kdp
+
+
+def brightness(sample: kdp.Sample) -> float:
+    return float(np.asarray(sample["x"]).mean())
+
+
+def is_large(width: int) -> bool:
+    return width > 64
+
+
+def train(root: str, urls: str) -> int:
+    photos = kdp.image_folder(root)
+    plan = (
+        photos.filter_classes(valid=["cat", "rocket", "coffee"])
+        .map_classes({"cat": "animal", "rocket": "thing", "coffee": "thing"}, class_names=["animal", "thing"])
+        .oversample(mode="exact")
+        .take_percent(to_percent=0.9)
+        .permute(0)
+        .repeat_until(min_size=100)
+        .take_per_class(num_samples=40)
+        .sample_weighted(num_samples=60)
+        .subset(range(50))
+    )
+    parts = kdp.split(photos, train=0.8, val=0.2)
+    mixed = plan.mix([parts.train.few_shot(2)], weights=[3, 1]).join(photos, how="left")
+    work = (
+        mixed.on_error("skip")
+        .decode_images("x")
+        .add_field("light", brightness)
+        .rename_fields(image="x")
+        .transform("image", kdp.RandomResizedCrop(32), kdp.HorizontalFlip())
+        .record_ctx()
+        .cache_in_memory(freeze_randomness=True)
+        .select("image y", return_ctx=True)
+    )
+    batches = work.deal(batch_size=8, shuffle=True, seed=0).collate_samples().mixup(num_classes=2).cutmix(num_classes=2)
+    print(batches.to_device("cpu").peek(1))
+    tars = kdp.open_shards(urls).filter_samples(columns="cls", keep=is_large).localize_files("cache")
+    stream = kdp.stream_shards(urls).rename_fields(x="jpg", y="cls").filter_classes(valid=["cat"])
+    print(
+        len(tars.cache_on_disk("cache")),
+        stream.transform_batch("y", torch.tensor).select("x y").cache_in_redis("redis://host"),
+    )
+    seen = 0
+    with kdp.Loader(batches, num_workers=2) as loader:
+        for (image, label), ctx in loader:
+            seen += len(image) + len(label) + len(ctx)
+    return seen
+"""
+
+
+def test_a_script_with_thirty_pipes_has_no_mistake_in_strict_mode(tmp_path: Path) -> None:
+    (tmp_path / "strict.py").write_text(STRICT, encoding="utf-8")
+    assert len({pipe.name for pipe in PIPES if f".{pipe.name}(" in STRICT}) >= 30
+    assert errors_of_pyright(tmp_path / "strict.py") == []
+    assert said("mypy", tmp_path / "strict.py").startswith("Success")
 
 
 def test_pyright_finds_what_mypy_must_find() -> None:

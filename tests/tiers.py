@@ -167,6 +167,7 @@ write/test_write_shards_again.py
 cli/test_demo.py
 cli/test_examples.py
 hosts/test_accelerate.py
+hosts/test_compile.py
 delivery/test_chain_state.py::test_a_stateful_loader_resumes_in_any_epoch
 delivery/test_checkpoint.py::test_a_script_resumes_in_a_fresh_process_with_moved_images
 delivery/test_errors_of_workers.py

@@ -1,6 +1,8 @@
-"""Write what follows from the table of names, `kdpipes/_names.py`: two typing stubs, and the README's table of pipes.
+"""Write what follows from the table of names, `kdpipes/_names.py`, and from the documentation.
 
-    python tools/names.py            writes kdpipes/_fluent.pyi, kdpipes/__init__.pyi and README.md
+    python tools/names.py            writes typing stubs, the README's table of pipes, and pages for programs
+
+These are kdpipes/_fluent.pyi, kdpipes/__init__.pyi, README.md, docs/coding_agents.md and docs/llms.txt.
 
 The stubs repeat the signatures of the code, so that type checkers and editors know the methods of a chain. torch's own
 stubs give every DataPipe any attribute at all.
@@ -21,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+from api_pages import page_of, signature_of  # noqa: E402
 from torch.utils.data import IterDataPipe, MapDataPipe  # noqa: E402
 
+import kdpipes as kdp  # noqa: E402
 from kdpipes._names import PIPES, PUBLIC  # noqa: E402
 from kdpipes.core.iter_pipe import IterPipe  # noqa: E402
 from kdpipes.core.map_pipe import MapPipe  # noqa: E402
@@ -204,6 +208,63 @@ def readme() -> str:
     return re.sub(r"\| pipe \| what it does \|\n(?:\|.*\n)+", lambda _: "\n".join(rows) + "\n", text)
 
 
+_AGENTS = """# For coding agents
+
+Which calls exist, with which arguments? This page is written from the signatures and docstrings of this version, for
+programs that write code, and for searches. `llms.txt`, beside this page, lists the other pages.
+
+- A chain is a source, then pipes for plan, work and delivery, in this order. It ends with `.deal(batch_size=...)`,
+  mostly followed by `.collate_samples()`. `kdp.Loader(chain, num_workers=n)` runs it; each `for` over one Loader is the
+  next epoch.
+- Choose samples (`filter_classes`, `oversample`, `kdp.split`) before `decode_images`: plan pipes read no images.
+- `select("x y")` names the fields of a batch, and comes last before `deal`. Nothing else is loaded.
+- Any callable is a transform. Random ones need no seed of their own: `deal(seed=)` and the epoch decide.
+- Without fork (macOS, Python 3.14), make loaders under `if __name__ == "__main__":`.
+- Save `loader.state_dict()`; `loader.load_state_dict(state)` resumes at the next batch, with any number of workers.
+- Wrong arguments are errors that list what is allowed. `print(chain.peek(3))` shows samples, and
+  `print(kdp.doctor(chain))` finds mistakes.
+
+"""
+
+
+def coding_agents() -> str:
+    """Return the page for programs that write code: all calls, and an example of the README."""
+    readme_text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = re.findall(r"```python\n.*?```\n```text\n.*?```\n", readme_text, re.DOTALL)[0]
+    parts = [_AGENTS, example]
+    ours = {key: pipe for key, pipe in registered().items() if pipe.__module__.startswith("kdpipes.")}
+    for stage in dict.fromkeys(pipe.stage for pipe in PIPES):
+        parts.append(f"\n## Pipes: {stage}\n\n")
+        for pipe in (pipe for pipe in PIPES if pipe.stage == stage):
+            calls = {signature_of(f".{pipe.name}", ours[key], skip=1): key[1] for key in ours if key[0] == pipe.name}
+            kinds = {"map": " on indexed sources", "iter": " on streams"} if len(calls) > 1 else {}
+            shown = "; ".join(f"`{call}`{kinds.get(kind, '')}" for call, kind in calls.items())
+            parts.append(f"- {shown}: [{pipe.text}]({pipe.docs})\n")
+    for page in ("sources", "plan", "work", "cache", "delivery", "write", "look", "rest"):
+        names = [name for name in kdp.__all__ if name[0] != "_" and page_of(getattr(kdp, name)) == page]
+        parts.append(f"\n## Functions and classes: {page}\n\n" if names else "")
+        for name in names:
+            sentence = " ".join((inspect.getdoc(getattr(kdp, name)) or "").partition("\n\n")[0].split())
+            parts.append(f"- `{signature_of(f'kdp.{name}', getattr(kdp, name))}`: {sentence}\n")
+    return "".join(parts)
+
+
+def llms() -> str:
+    """Return the list of pages, with their titles and first paragraphs, in the format of llms.txt."""
+    summary = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[1]
+    lines = ["# kdpipes", "", f"> {summary}", ""]
+    for entry in (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].splitlines():
+        title, _, page = entry.strip().removeprefix("- ").partition(":")
+        if not page:
+            lines += ["", f"## {title}", ""]
+        elif not page.startswith(" api/"):
+            is_written_here = page == " coding_agents.md"
+            text = _AGENTS if is_written_here else (ROOT / "docs" / page.strip()).read_text(encoding="utf-8")
+            plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(text.split("\n\n")[1].split()))
+            lines.append(f"- [{title}]({page.strip().replace('.md', '.html')}): {plain}")
+    return "\n".join(lines).partition("\n\n## API")[0] + "\n"
+
+
 def formatted(text: str) -> str:
     """Return a stub in the layout of the repository."""
     for action in (["check", "--fix", "--select=I"], ["format"]):
@@ -218,6 +279,8 @@ def outputs() -> dict[str, str]:
         "kdpipes/_fluent.pyi": formatted(fluent_stub()),
         "kdpipes/__init__.pyi": formatted(package_stub()),
         "README.md": readme(),
+        "docs/coding_agents.md": coding_agents(),
+        "docs/llms.txt": llms(),
     }
 
 
