@@ -120,7 +120,7 @@ def train(root: str, urls: str) -> int:
 """
 
 
-def test_a_script_with_thirty_pipes_has_no_mistake_in_strict_mode(tmp_path: Path) -> None:
+def test_a_script_with_thirty_pipes_is_strictly_typed(tmp_path: Path) -> None:
     (tmp_path / "strict.py").write_text(STRICT, encoding="utf-8")
     assert len({pipe.name for pipe in PIPES if f".{pipe.name}(" in STRICT}) >= 30
     assert errors_of_pyright(tmp_path / "strict.py") == []
