@@ -18,25 +18,13 @@ from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import logger
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import Threads
 from kdpipes.storage.catalog_file import KnownIndexes, cached_index, joined_once, remove_oldest
-from kdpipes.storage.columns import Column, ColumnBuilder
-from kdpipes.storage.files import (
-    Version,
-    crc32,
-    if_there,
-    make_cache_folder,
-    md5_of,
-    modified_at,
-    read_url,
-    replace_file,
-    version_of,
-    write_url,
-)
+from kdpipes.storage.files import if_there, read_url, stat_of, version_of, write_url
+from kdpipes.storage.local import crc32, make_cache_folder, replace_file
+from kdpipes.storage.readers import MAX_BYTES, Version, md5_of
 from kdpipes.storage.remote import RangeReader, Span
-from kdpipes.storage.responses import MAX_BYTES, TooLargeError
-from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
-from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
+from kdpipes.storage.requests import NUM_TRIES, NUM_TRIES_WITH_COPY, Threads, TooLargeError, is_rejected, retried
+from kdpipes.storage.shard_index import Catalog, Column, ColumnBuilder, IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample, ends_early, index_shard, is_compressed, is_index_of, read_members
 from kdpipes.storage.urls import is_local, split_chain
 
@@ -437,7 +425,7 @@ def _may_fit(then: Version, now: Version, place: str, url: str) -> bool:
 
 def _is_newer(place: str, url: str) -> bool:
     """Return whether an index is known to be at least as new as its shard."""
-    index, shard = modified_at(place), modified_at(url)
+    index, shard = stat_of(place).modified, stat_of(url).modified
     return index is not None and shard is not None and index >= shard
 
 

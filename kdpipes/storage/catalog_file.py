@@ -16,19 +16,9 @@ from pathlib import Path
 from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger
 from kdpipes.core.secrets import masked
-from kdpipes.storage.files import (
-    Version,
-    cache_folder,
-    cached_name,
-    if_there,
-    list_folder,
-    locked,
-    make_cache_folder,
-    read_url,
-    replace_file,
-    version_of,
-    write_url,
-)
+from kdpipes.storage.files import if_there, list_folder, read_url, version_of, write_url
+from kdpipes.storage.local import cache_folder, cached_name, locked, make_cache_folder, replace_file
+from kdpipes.storage.readers import Version
 from kdpipes.storage.shard_index import Catalog, ShardIndex
 from kdpipes.storage.urls import identity_of, is_local
 

@@ -1,38 +1,28 @@
-"""Local and remote files: read, list, identify by version, write atomically, and lock."""
+"""Files by URL, local or remote: read, write, list, and identify by version."""
 
 from __future__ import annotations
 
 import glob
-import hashlib
-import importlib.util
 import os
 import re
-import secrets
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, NamedTuple, TypeVar
-
-import platformdirs
-from filelock import FileLock, Timeout
+from typing import TypeVar
 
 from kdpipes.core.errors import DataError, as_cause
-from kdpipes.core.processes import at_fork
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import Threads
 from kdpipes.storage.filesystems import filesystem_of, not_installed, parent_of
-from kdpipes.storage.responses import MAX_BYTES, Content, TooLargeError, Wanted, WrongResponseError
-from kdpipes.storage.retries import (
+from kdpipes.storage.local import LocalReader, replace_file
+from kdpipes.storage.object_store import remote_reader
+from kdpipes.storage.readers import MAX_BYTES, Content, Reader, Stat, Version, Wanted, ask, version_in
+from kdpipes.storage.requests import (
     NUM_TRIES,
     SilenceError,
-    ask,
-    fetch,
+    Threads,
+    TooLargeError,
+    WrongResponseError,
     hedged,
     in_time,
     is_missing,
@@ -42,15 +32,8 @@ from kdpipes.storage.retries import (
 )
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
-# By zlib-ng where it is installed (extra `fast`), which takes 2 in place of 25 us for a JPEG of 107 KB.
-try:
-    from zlib_ng.zlib_ng import crc32 as crc32
-except ImportError:
-    from zlib import crc32 as crc32
-
 Result = TypeVar("Result")
 
-CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows has none
 _LISTING = 1 << 27  # bytes that responses of unknown size may have
 _NUM_LISTED = 16  # folders at a time
 # Names that begin with a dot, and files of macOS, Windows, Linux and Synology's photo station.
@@ -58,62 +41,31 @@ _HIDDEN = re.compile(
     r"(^|/)(\.|(__MACOSX|lost\+found|@eaDir|\$RECYCLE\.BIN|System Volume Information)/|(Thumbs\.db|desktop\.ini)$)"
 )
 _GLOB = re.compile(r"[*?\[]")
-_MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
-_DATES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created")
-_TAGS = ("ETag", "etag", "generation", "md5Hash", "crc32c", *_DATES)
-_POLL_S = 0.01  # between two attempts to get a lock
 
 
 class ReplacedError(DataError):
     """A shard is no longer what it was when its index was read."""
 
 
-class Version(NamedTuple):
-    """What distinguishes the contents of a file from earlier ones.
+def reader_of(url: str) -> Reader:
+    """Return the reader of a file: of a local one, of an object through obstore, or of any other one through fsspec."""
+    return LocalReader(url) if is_local(url) else remote_reader(url, *filesystem_of(url))
 
-    Args:
-        size: The size in bytes; -1 if it is unknown.
-        tag: The kind and value of its ETag or modification time; empty if the storage has neither.
+
+def stat_of(url: str, *, num_tries: int = NUM_TRIES) -> Stat:
+    """Return size, version and date of a file; file systems may take them from a listing.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        DataError: The file system cannot be reached.
     """
-
-    size: int
-    tag: str
+    with naming(url):
+        return retried(reader_of(url).stat, num_tries=1 if is_local(url) else num_tries)
 
 
 def version_of(url: str, *, num_tries: int = NUM_TRIES) -> Version:
-    """Return the version of a file, which changes with its content; file systems may take it from a listing."""
-    if is_local(url):
-        try:
-            status = os.stat(url)  # noqa: PTH116 - of each of many files
-        except OSError as error:
-            raise _as_unreadable(url, error) from as_cause(error)
-        return Version(status.st_size, f"changed:{status.st_mtime_ns}")
-    return version_in(remote_info(url, num_tries=num_tries)[2])
-
-
-def version_in(info: Mapping[str, Any]) -> Version:
-    """Return the version of a file from its entry in a remote file system."""
-    tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
-    return Version(-1 if info["size"] is None else int(info["size"]), f"tag:{tag}" if tag else "")
-
-
-def modified_at(url: str) -> float | None:
-    """Return when a file was changed last, in seconds since 1970; None if its storage does not say."""
-    if is_local(url):
-        return os.stat(url).st_mtime  # noqa: PTH116
-    info = remote_info(url)[2]
-    dates = (_seconds(info[name]) for name in _DATES if info.get(name))
-    return next((seconds for seconds in dates if seconds is not None), None)
-
-
-def _seconds(date: Any) -> float | None:
-    """Return a date of a remote file system, which may be a number, a `datetime` or a text, in seconds since 1970."""
-    with suppress(ValueError, TypeError):
-        if isinstance(date, str):
-            is_iso = date[:1].isdigit()
-            date = datetime.fromisoformat(date.replace("Z", "+00:00")) if is_iso else parsedate_to_datetime(date)
-        return date.timestamp() if isinstance(date, datetime) else float(date)
-    return None
+    """Return the version of a file, which changes with its content."""
+    return stat_of(url, num_tries=num_tries).version
 
 
 def reject_other(url: str, version: Version) -> None:
@@ -131,11 +83,6 @@ def reject_other(url: str, version: Version) -> None:
         )
 
 
-def md5_of(version: Version) -> str | None:
-    """Return the MD5 of a file, in hexadecimal, if its tag may be that: the ETag of an object uploaded in one piece."""
-    return found[1] if (found := _MD5.fullmatch(version.tag)) else None
-
-
 def file_stamp(url: str) -> str:
     """Return a text that identifies a local file and its version; for a remote file, only its identity."""
     if not is_local(url):
@@ -143,32 +90,6 @@ def file_stamp(url: str) -> str:
     path = os.path.abspath(url)  # noqa: PTH100 - links stay
     size, tag = version_of(path)
     return f"{path} {size} {tag}"
-
-
-def cache_folder(name: str) -> Path:
-    """Return the local folder for data that later runs can use; it may not exist yet."""
-    return Path(os.environ.get("KDPIPES_CACHE_DIR") or _user_cache()).expanduser() / name
-
-
-def _user_cache() -> Path:
-    return Path(platformdirs.user_cache_dir("kdpipes", appauthor=False)).expanduser()
-
-
-def cached_name(url: str, *details: str) -> str:
-    """Return the name under which the local cache keeps something of a URL, without its signature."""
-    text = "\n".join([identity_of(url), *details]).encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(text, digest_size=16).hexdigest()
-
-
-def make_cache_folder(path: Path) -> None:
-    """Make a folder for copies of data; below the user's own cache folder, other users cannot read it."""
-    path.mkdir(mode=0o700 if path.is_relative_to(_user_cache()) else 0o777, parents=True, exist_ok=True)
-
-
-def open_local(path: str) -> IO[bytes]:
-    """Open a local file for reading; an error names its path."""
-    with naming(path):
-        return open(path, "rb")  # noqa: PTH123 - a `Path` takes a quarter longer
 
 
 def read_url(url: str, *, num_tries: int = NUM_TRIES, size: int = -1, max_bytes: int = MAX_BYTES) -> bytes:
@@ -182,13 +103,12 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES, size: int = -1, max_bytes:
         max_bytes: The maximum size of a remote file, so that a body without an end does not fill the memory.
     """
     with naming(url):
+        reader = reader_of(url)
         if is_local(url):
-            with open(url, "rb", buffering=0) as file:  # noqa: PTH123 - as above
-                return file.readall()
-        filesystem, path = filesystem_of(url)
+            return bytes(reader.read().content)
 
         def read() -> Content:
-            content = hedged(partial(fetch, filesystem, url, path, Wanted(max_bytes=max_bytes))).content
+            content = hedged(partial(reader.read, Wanted(max_bytes=max_bytes))).content
             if size not in (-1, len(content)):
                 raise WrongResponseError(
                     f"its listing says {size} bytes, and {len(content)} came, because storage has cut it, or it has "
@@ -209,44 +129,6 @@ def if_there(read: Callable[[str], Result], url: str) -> Result | None:
         if is_local(url) or is_rejected(error):  # some stores respond "forbidden" for missing files
             return None
         raise
-
-
-def pread(descriptor: int, size: int, offset: int) -> bytes:
-    """Return `size` bytes at `offset`, or fewer at the end: the system returns at most 2 GiB per call."""
-    content = _pread(descriptor, size, offset)
-    while len(content) < size and (more := _pread(descriptor, size - len(content), offset + len(content))):
-        content += more
-    return content
-
-
-_seeking = threading.Lock()
-
-
-def _pread(descriptor: int, size: int, offset: int) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, size, offset)
-    with _seeking:  # threads share the descriptor, and with it the place in the file
-        os.lseek(descriptor, offset, os.SEEK_SET)
-        return os.read(descriptor, size)
-
-
-def write_all(descriptor: int, content: bytes | memoryview) -> None:
-    """Write all bytes: one call of the system may write fewer."""
-    view = memoryview(content)
-    while view.nbytes:
-        view = view[os.write(descriptor, view) :]
-
-
-def remote_info(url: str, *, num_tries: int = NUM_TRIES) -> tuple[Any, str, dict[str, Any]]:
-    """Return the file system of a remote file, its path there, and its entry there.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        DataError: The file system cannot be reached.
-    """
-    with naming(url):
-        filesystem, path = filesystem_of(url)
-        return filesystem, path, retried(lambda: ask(filesystem, "info", url, path), num_tries=num_tries)
 
 
 def matching_urls(urls: Sequence[str]) -> list[str]:
@@ -386,49 +268,6 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
     return DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}")
 
 
-@contextmanager
-def draft_of(path: Path, draft: Path | None = None) -> Iterator[Path]:
-    """Yield the path at which to write a draft of a file; a draft that has not been moved is removed.
-
-    The draft must be in the same file system as the file. By default, it is hidden beside it as `.NAME.RANDOM.part`, a
-    name by which leftovers of killed processes are recognized.
-    """
-    draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        yield draft
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def replace_file(path: Path, content: bytes, *, is_synced: bool = False) -> None:
-    """Write a file atomically; an existing file is replaced.
-
-    If `is_synced`, the content is on the disk before the name is, so that a loss of power cannot part them.
-    """
-    with draft_of(path) as draft:
-        with draft.open("wb") as file:
-            file.write(content)
-            if is_synced:
-                file.flush()
-                os.fsync(file.fileno())
-        draft.replace(path)
-
-
-def create_file(path: Path, content: bytes) -> None:
-    """Write a file atomically, unless it exists: of several processes, the first one decides."""
-    with draft_of(path) as draft:
-        draft.write_bytes(content)
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        except FileNotFoundError:
-            if not path.exists():  # a faster process may have removed the draft
-                raise
-        except OSError:  # of file systems without hard links
-            draft.replace(path)
-
-
 def write_url(url: str, content: bytes) -> None:
     """Write a whole file atomically; an existing file is replaced."""
     if is_local(url):
@@ -461,115 +300,3 @@ def create_url(url: str, content: bytes) -> bytes:
     except unable:
         retried(lambda: write_url(url, content))
         return read_url(url)
-
-
-@contextmanager
-def locked(path: Path, *, timeout_s: float | None = None) -> Iterator[bool]:
-    """Hold an exclusive lock on a file between processes and threads, and yield whether it is held.
-
-    The lock ends with the process, however that ends; the file stays.
-
-    Args:
-        path: The lock file, which is created; never a file with data.
-        timeout_s: How long to wait for the lock; None is without a limit.
-    """
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=-1 if timeout_s is None else timeout_s, poll_interval=_POLL_S)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
-
-
-_opening = threading.Lock()
-_files: weakref.WeakSet[HeldFile] = weakref.WeakSet()
-
-
-class HeldFile:
-    """An open data file that readers share and one writer holds alone, between processes and threads.
-
-    `locked` cannot do this: filelock's locks are exclusive, and its lock files must not be moved. A forked process does
-    not inherit the hold.
-    """
-
-    def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
-        self.path = path
-        self.is_alone = False
-        with _opening:  # a fork in between would leave the file, and later its lock, to the child
-            self.descriptor = os.open(path, flags, 0o666)
-            self._release = weakref.finalize(self, _let_go, self.descriptor)
-            _files.add(self)
-
-    def __enter__(self) -> HeldFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def hold_together(self, *, waits: bool = True) -> bool:
-        """Share the file with other readers; return whether that worked, at once unless `waits`."""
-        return self._hold(is_alone=False, waits=waits)
-
-    def hold_alone(self, *, waits: bool = False) -> bool:
-        """Hold the file against all others; return whether that worked, at once unless `waits`."""
-        return self._hold(is_alone=True, waits=waits)
-
-    def _hold(self, *, is_alone: bool, waits: bool) -> bool:
-        import fcntl
-
-        kind = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH
-        try:
-            fcntl.flock(self.descriptor, kind if waits else kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        self.is_alone = is_alone
-        return True
-
-    def is_in_place(self) -> bool:
-        """Return whether its path still leads to this file."""
-        try:
-            return os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
-        except FileNotFoundError:
-            return False
-
-    def num_bytes(self) -> int:
-        """Return its length."""
-        return os.fstat(self.descriptor).st_size
-
-    def remove(self) -> None:
-        """Delete the file, and free its space even if another process has it open. Only for files held alone."""
-        self.path.unlink(missing_ok=True)
-        os.ftruncate(self.descriptor, 0)
-
-    def close(self) -> None:
-        """Close the file, which ends the hold."""
-        self._release()
-
-    def disown(self) -> None:
-        """Close the file, but leave the hold to the process that this one was forked from."""
-        if self._release.detach() is not None:
-            os.close(self.descriptor)
-
-
-def _let_go(descriptor: int) -> None:
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing it does not, while a forked process has it open
-    finally:
-        os.close(descriptor)
-
-
-def _disown() -> None:
-    """Close the parent's held files in a forked process: their locks would outlive the parent."""
-    for file in list(_files):
-        file.disown()
-    _files.clear()
-    _opening.release()
-
-
-at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_disown)

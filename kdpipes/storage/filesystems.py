@@ -18,8 +18,7 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import must_be
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import current_access
-from kdpipes.storage.object_store import with_obstore
+from kdpipes.storage.requests import PrivateHostError, current_access
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 _MANY = 4_096  # URLs
@@ -38,19 +37,14 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _METADATA = {"100.100.100.200", "fd00:ec2::254"}  # metadata servers of clouds, besides 169.254.169.254
 
 
-class PrivateHostError(PermissionError):
-    """A request was not sent, because a public server would have directed it into a private network."""
-
-
 class _Known(NamedTuple):
     filesystem: Any
-    original: Any  # fsspec's own
     process: int
     settings: dict[str, Any]
 
     def is_current(self, settings: dict[str, Any]) -> bool:
         """Return whether fsspec would return the same file system now."""
-        return self.process == os.getpid() and self.settings == settings and _is_kept(self.original)
+        return self.process == os.getpid() and self.settings == settings and _is_kept(self.filesystem)
 
 
 _shared: dict[str, _Known] = {}
@@ -60,10 +54,9 @@ _own = threading.local()
 def filesystem_of(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path there, like `fsspec.core.url_to_fs`, but faster when called again.
 
-    That of S3 reads through obstore if that is installed. The options are those of `current_access`. Threads share
-    asynchronous file systems; of others, each thread has its own. One is used for all URLs of a protocol, unless they
-    hold more than the place of a file (`sftp://user@host/`). Changes of `fsspec.config.conf` and
-    `clear_instance_cache()` take effect at the next call.
+    The options are those of `current_access`. Threads share asynchronous file systems; of others, each thread has its
+    own. One is used for all URLs of a protocol, unless they hold more than the place of a file (`sftp://user@host/`).
+    Changes of `fsspec.config.conf` and `clear_instance_cache()` take effect at the next call.
     """
     found: tuple[Any, str]
     options, token = current_access().storage_options, current_access().token
@@ -88,8 +81,8 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     # A file system that parses URLs itself may find a user or a host there, so its entry is kept per URL.
     is_for_all = type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls
     name = of_all if is_for_all else of_one
-    table[name] = _Known(with_obstore(filesystem), filesystem, os.getpid(), dict(settings))
-    return table[name].filesystem, path
+    table[name] = _Known(filesystem, os.getpid(), dict(settings))
+    return filesystem, path
 
 
 # fsspec offers `_parent`, `_strip_protocol` and the like by private names only; `AbstractFileSystem` defines them all.

@@ -1,4 +1,4 @@
-"""Reads of objects in S3, Google Cloud Storage and Azure through obstore, behind fsspec's own file systems.
+"""Readers of objects in S3, Google Cloud Storage and Azure through obstore, behind fsspec's own file systems.
 
 The file system finds the credentials, lists and writes; it also reads what obstore has no option for. With 50 ms for
 each request, 64 threads read 900 to 1,000 ranges of 107 KB per second of S3 through obstore at 0.3 to 0.5 ms of CPU
@@ -10,18 +10,21 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import importlib.util
+import math
 import os
 import re
 import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kdpipes.core.processes import ForkLock, forget_after_fork
 from kdpipes.core.secrets import masked
-from kdpipes.storage.responses import NoRangesError, Response, Wanted
+from kdpipes.storage.readers import WHOLE, FsspecReader, Response, Stat, Wanted, stat_in
+from kdpipes.storage.requests import NoRangesError, SilenceError, current_access
 
 _WITHOUT_EFFECT = {  # on reads through obstore
     *("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop", "asynchronous"),
@@ -48,76 +51,82 @@ _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _WHOLE = re.compile(r"non-partial response|NotPartial", re.I)
 _TIMEOUT = re.compile(r"TimedOut|kind: Timeout|operation timed out")
 _REASON = re.compile(r'message: "([^"]*)"')
+Result = TypeVar("Result")
 
 
-class ObjectFiles:
-    """A file system of fsspec, whose objects are read through obstore; everything else is left to the file system."""
+class ObjectReader(FsspecReader):
+    """An object that obstore reads; its file system reads what obstore has no option for.
 
-    def __init__(self, filesystem: Any, kind: str) -> None:
-        self.filesystem = filesystem
+    Contents are views of obstore's memory. A copy of 8 MiB costs more than the request: its pages are new to the
+    process, so each of them is a page fault (1.1 s of CPU per GB without the copy, 2.9 s with it).
+    """
+
+    def __init__(self, url: str, filesystem: Any, path: str, kind: str) -> None:
+        super().__init__(url, filesystem, path)
         self._kind = kind
+
+    def stat(self) -> Stat:
+        """Ask for the entry of the object, unless a listing has it."""
         # In other storage than S3, listings have other ETags than objects have through obstore.
-        self._methods = ("read", "info") if kind == "s3" else ("read",)
-        self.forget()
-        forget_after_fork(self)
+        is_listed = self.path.rpartition("/")[0] in self.filesystem.dircache
+        stat = self._attempt(self._head) if self._kind == "s3" and not is_listed else None
+        return super().stat() if stat is None else stat
 
-    def forget(self) -> None:
-        """Start over without the clients, which belong to another process."""
-        self._lock = threading.Lock()
-        self._clients: dict[tuple[str, float | None], Any] = {}
+    def read(self, wanted: Wanted = WHOLE) -> Response:
+        """Make one request."""
+        response = self._attempt(partial(self._get, wanted=wanted))
+        return super().read(wanted) if response is None else response
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "filesystem" or name.startswith("__"):  # asked for while a copy is made, which has no attributes yet
-            raise AttributeError(name)
-        return getattr(self.filesystem, name)
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
-        """Return the bytes of an object, or of a part of it, without a time limit."""
-        given = {**options, "start": start, "end": end}
-        is_whole = start is None and end is None
-        if options or not (is_whole or (start is not None and end is not None and 0 <= start < end)):
-            return self.filesystem.cat_file(path, **given)
-        found = self.attempt("read", None, path, wanted=Wanted() if is_whole else Wanted(start or 0, end))
-        return self.filesystem.cat_file(path, **given) if found is NotImplemented else bytes(found.content)
-
-    def attempt(self, method: str, timeout: float | None, path: str, **options: Any) -> Any:
-        """Return what a method of the file system returns, if obstore can do the same; else NotImplemented.
-
-        Contents are views of obstore's memory. A copy of 8 MiB costs more than the request: its pages are
-        new to the process, so each of them is a page fault (1.1 s of CPU per GB without the copy, 2.9 s with it).
-
-        "read" is no method of file systems: it returns a `Response` to what is `wanted`.
+    def _attempt(self, action: Callable[[Any, Any, str], Result]) -> Result | None:
+        """Return the result of a function of obstore's module, a client and a key; None if obstore cannot do it.
 
         Raises:
             FileNotFoundError: There is no such object.
             PermissionError: The storage has rejected the request.
-            TimeoutError: The storage was silent for too long.
+            SilenceError: The storage was silent for too long.
             OSError: It has failed otherwise.
         """
-        bucket, _, key = path.partition("/")
-        if method not in self._methods or not options.keys() <= {"wanted"} or not key or "?" in key:
-            return NotImplemented
+        bucket, _, key = self.path.partition("/")
+        client = self.client() if key and "?" not in key else None
         library = _library()
-        client = None if library is None else self._client(library, bucket, timeout)
         if library is None or client is None:
-            return NotImplemented
-        read, exceptions = self._read if method == "read" else self._info, library.functions.exceptions
+            return None
+        exceptions = library.functions.exceptions
         try:
-            return read(library.functions, client, path, key, **options)
+            return action(library.functions, client, key)
         except exceptions.BaseError as error:
             text = str(error)
             if isinstance(error, exceptions.InvalidPathError):
-                return NotImplemented
+                return None
+            timeout = current_access().timeout_s
             if "301 Moved" in text or "PermanentRedirect" in text or "AuthorizationHeaderMalformed" in text:
-                self._clients[bucket, timeout] = None  # a bucket of another region of S3, which s3fs finds out
-                return NotImplemented
+                # A bucket of another region of S3, which s3fs finds out.
+                _clients_of(self.filesystem).known[bucket, timeout] = None
+                return None
             if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
                 raise PermissionError(_reason_of(text)) from None
-            raise (TimeoutError if _TIMEOUT.search(text) else OSError)(_reason_of(text)) from None
+            if _TIMEOUT.search(text):
+                raise SilenceError(self.url, timeout or math.inf) from None
+            raise OSError(_reason_of(text)) from None
         except FileNotFoundError as error:
             raise FileNotFoundError(_reason_of(str(error))) from None
 
-    def _read(self, library: Any, client: Any, path: str, key: str, wanted: Wanted) -> Response:
+    def client(self) -> Any:
+        """Return obstore's client of the bucket; None if obstore cannot be used or lacks an option."""
+        clients = _clients_of(self.filesystem)
+        library = _library() if clients.is_installed else None
+        if library is None:
+            return None
+        return clients.get(library, self._kind, self.filesystem, self.path.partition("/")[0])
+
+    def _head(self, library: Any, client: Any, key: str) -> Stat | None:
+        try:
+            found = library.head(client, key)
+        except FileNotFoundError:
+            return None  # perhaps a folder
+        return stat_in({"size": found["size"], "ETag": found["e_tag"], "LastModified": found["last_modified"]})
+
+    def _get(self, library: Any, client: Any, key: str, wanted: Wanted) -> Response:
         options = None if wanted.stop is None else {"range": (wanted.start, wanted.stop)}
         try:
             found = library.get(client, key, options=options)
@@ -132,31 +141,42 @@ class ObjectFiles:
         kind = "tag" if self._kind == "s3" else self._kind
         return Response(memoryview(found.bytes()), f"{kind}:{tag}" if (tag := found.meta["e_tag"]) else "")
 
-    def _info(self, library: Any, client: Any, path: str, key: str) -> Any:
-        if path.rpartition("/")[0] in self.filesystem.dircache:
-            return NotImplemented  # a listing has it
-        try:
-            found = library.head(client, key)
-        except FileNotFoundError:
-            return NotImplemented  # perhaps a folder
-        entry = {"name": path, "type": "file", "size": found["size"]}
-        return {**entry, "ETag": found["e_tag"], "LastModified": found["last_modified"]}
 
-    def _client(self, library: Any, bucket: str, timeout: float | None) -> Any:
-        with self._lock:
-            if (bucket, timeout) not in self._clients:
-                self._clients[bucket, timeout] = _new_client(library, self._kind, self.filesystem, bucket, timeout)
-            return self._clients[bucket, timeout]
-
-
-def with_obstore(filesystem: Any) -> Any:
-    """Return a file system whose objects are read through obstore, if obstore is installed and knows the storage."""
+def remote_reader(url: str, filesystem: Any, path: str) -> FsspecReader:
+    """Return the reader of a remote file: through obstore, if that knows the storage."""
     protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple | list) else (filesystem.protocol,)
     kind = next((_KINDS[protocol] for protocol in protocols if protocol in _KINDS), None)
-    if kind is None or filesystem.asynchronous or importlib.util.find_spec("obstore") is None:
-        return filesystem
-    # One for each file system: 64 threads that begin together would otherwise make 64 clients in 20 s of CPU.
-    return filesystem.__dict__.setdefault("_kdpipes_objects", ObjectFiles(filesystem, kind))
+    if kind is None or filesystem.asynchronous:
+        return FsspecReader(url, filesystem, path)
+    return ObjectReader(url, filesystem, path, kind)
+
+
+class _Clients:
+    """The clients of a file system, by bucket and time limit. 64 threads would otherwise make 64 in 20 s of CPU."""
+
+    def __init__(self) -> None:
+        self.is_installed = importlib.util.find_spec("obstore") is not None
+        self.forget()
+        forget_after_fork(self)
+
+    def forget(self) -> None:
+        """Start over without the clients, which belong to another process."""
+        self._lock = threading.Lock()
+        self.known: dict[tuple[str, float | None], Any] = {}
+
+    def get(self, library: _Library, kind: str, filesystem: Any, bucket: str) -> Any:
+        """Return the client of a bucket, which is made first if it is missing."""
+        timeout = current_access().timeout_s
+        with self._lock:
+            if (bucket, timeout) not in self.known:
+                self.known[bucket, timeout] = _new_client(library, kind, filesystem, bucket, timeout)
+            return self.known[bucket, timeout]
+
+
+def _clients_of(filesystem: Any) -> _Clients:
+    attributes: dict[str, Any] = filesystem.__dict__
+    clients: _Clients | None = attributes.get("_kdpipes_clients")
+    return clients or attributes.setdefault("_kdpipes_clients", _Clients())
 
 
 def _reason_of(text: str) -> str:
@@ -253,7 +273,7 @@ def _new_client(library: Any, kind: str, filesystem: Any, bucket: str, timeout: 
             bucket,
             config=found.config,
             client_options=client_options,
-            retry_config={"max_retries": 0},  # `retries` has the one policy
+            retry_config={"max_retries": 0},  # `requests` has the one policy
             credential_provider=found.provider,
         )
     except library.functions.exceptions.BaseError:  # such as a file of credentials of a kind that it does not know

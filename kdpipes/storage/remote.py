@@ -17,22 +17,22 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fsspec.spec import AbstractFileSystem
-
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import forget_after_fork
-from kdpipes.storage.access import Threads, current_access, using
-from kdpipes.storage.files import ReplacedError, Version, naming, reject_other, remote_info, version_in
+from kdpipes.storage.files import ReplacedError, naming, reader_of, reject_other, stat_of
 from kdpipes.storage.filesystems import filesystem_of
-from kdpipes.storage.responses import Content, NoRangesError, Wanted, is_other
-from kdpipes.storage.retries import (
+from kdpipes.storage.object_store import remote_reader
+from kdpipes.storage.readers import Content, Stat, Version, Wanted, is_other
+from kdpipes.storage.requests import (
     NUM_SILENT,
+    NoRangesError,
     SilenceError,
-    ask,
-    fetch,
+    Threads,
+    current_access,
     hedged,
     in_time,
     retried,
+    using,
     what_went_wrong,
 )
 from kdpipes.storage.urls import is_local
@@ -83,9 +83,8 @@ def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> Content:
 
 
 def _read_once(span: Span) -> Content:
-    filesystem, path = filesystem_of(span.url)
     size = span.stop - span.start
-    content, tag = fetch(filesystem, span.url, path, Wanted(span.start, span.stop))
+    content, tag = reader_of(span.url).read(Wanted(span.start, span.stop))
     if is_other(tag, span.version.tag) and (span.url, tag) not in _confirmed:
         reject_other(span.url, span.version)
         if len(_confirmed) >= _MOST_CONFIRMED:
@@ -298,25 +297,16 @@ class _RemoteFile:
         self, url: str, version: Version | None = None, *, has_ranges: bool = True, is_known: bool = False
     ) -> None:
         self._url, self._is_known = url, is_known
+        with naming(url):  # of any class: the file system may not be made here
+            self._reader = remote_reader(url, *filesystem_of(url))
         if version is not None and is_known:
-            with naming(url):  # of any class: the file system may not be made here
-                self._filesystem, self._path = filesystem_of(url)
-            info: dict[str, Any] = {"size": None if version.size < 0 else version.size}
-            self.version = version
+            stat = Stat(version, has_ranges=self._reader.has_ranges)
         else:
-            self._filesystem, self._path, info = remote_info(url)
-            self.version = version_in(info)
-        protocol = self._filesystem.protocol
-        self._is_http = "http" in protocol or protocol == "http"
-        self.size = info["size"]
-        # Whether a part of a file costs one request, and no reading of what comes before.
-        kind = type(self._filesystem)
-        can_seek = getattr(kind, "async_impl", False) or kind.cat_file is not AbstractFileSystem.cat_file
-        self.has_ranges = (
-            has_ranges and self.size is not None and (info.get("partial", True) if self._is_http else can_seek)
-        )
+            stat = stat_of(url)
+        self.version = stat.version
+        self.size = None if stat.version.size < 0 else stat.version.size
+        self.has_ranges = has_ranges and stat.has_ranges and self.size is not None
         self._file: Any = None
-        self._offset = 0
         self._tags: dict[str, str] = {}  # the tag of the first response
         if version is not None:
             self._reject_change(version)
@@ -357,15 +347,15 @@ class _RemoteFile:
 
     def _check_again(self) -> None:
         """Raise if the file has been replaced."""
-        self._filesystem.invalidate_cache(self._path)  # it may have cached a listing
-        self._reject_change(version_in(ask(self._filesystem, "info", self._url, self._path)))
+        self._reader.filesystem.invalidate_cache(self._reader.path)  # it may have cached a listing
+        self._reject_change(self._reader.stat().version)
 
     def _reject_change(self, version: Version) -> None:
         if version != self.version:
             raise _ChangedError("it has changed since it was opened")
 
     def _range(self, start: int, stop: int) -> Content:
-        content, tag = fetch(self._filesystem, self._url, self._path, Wanted(start, stop))
+        content, tag = self._reader.read(Wanted(start, stop))
         self._check_tag(tag)
         if len(content) < stop - start:
             raise EOFError(f"{stop - start} bytes are due, {len(content)} came")
@@ -385,21 +375,14 @@ class _RemoteFile:
         """Return a chunk by reading on, or from the beginning again."""
         try:
             if self._file is None:
-                options = {"block_size": 0} if self._is_http else {}  # one response, no ranges: it cannot seek
-                self._file, self._offset = self._filesystem.open(self._path, "rb", **options), 0
-            if self._offset != start and not self._is_http and self._file.seekable():
-                self._offset = self._file.seek(start)
-            while self._offset < start:
-                part = self._file.read(min(start - self._offset, _FIRST_CHUNK))
-                if not part:
-                    raise EOFError(f"it ends at byte {self._offset}")
-                self._offset += len(part)
+                self._file = self._reader.stream(start)
             parts: list[bytes] = []
-            while self._offset < stop and (part := self._file.read(stop - self._offset)):
+            missing = stop - start
+            while missing and (part := self._file.read(missing)):
                 parts.append(part)
-                self._offset += len(part)
-            if self.size is not None and self._offset < stop:
-                raise EOFError(f"{stop - start} bytes are due, {self._offset - start} came")
+                missing -= len(part)
+            if self.size is not None and missing:
+                raise EOFError(f"{stop - start} bytes are due, {stop - start - missing} came")
         except BaseException:
             self.close()
             raise

@@ -14,18 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kdpipes.core.errors import DataError
-from kdpipes.storage.files import (
-    HeldFile,
-    ReplacedError,
-    Version,
-    cached_name,
-    locked,
-    make_cache_folder,
-    md5_of,
-    pread,
-    reject_other,
-    write_all,
-)
+from kdpipes.storage.files import ReplacedError, reject_other
+from kdpipes.storage.local import HeldFile, cached_name, locked, make_cache_folder, pread, write_all
+from kdpipes.storage.readers import Version, md5_of
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 
 _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")

@@ -18,13 +18,13 @@ from fsspec.compression import compr
 
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import warn
-from kdpipes.storage.columns import ColumnBuilder
 from kdpipes.storage.decoding import INTEGER, NUMBERS
-from kdpipes.storage.files import Version, crc32, open_local, read_url
-from kdpipes.storage.memory import read_span
+from kdpipes.storage.files import naming, read_url
+from kdpipes.storage.local import LocalReader, crc32, read_span
+from kdpipes.storage.readers import Version
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream, Span, read_range
-from kdpipes.storage.responses import NoRangesError
-from kdpipes.storage.shard_index import IndexBuilder, Places, ShardIndex
+from kdpipes.storage.requests import NoRangesError
+from kdpipes.storage.shard_index import ColumnBuilder, IndexBuilder, Places, ShardIndex
 from kdpipes.storage.tar_headers import (
     LONGEST_END,
     FileBytes,
@@ -81,13 +81,21 @@ def read_members(
     raw: Any
     file: Any
     with (
-        open_local(url) if is_local(url) else open_stream(url) as raw,
+        _opened(url, open_stream) as raw,
         _unpacked(url, raw) as file,
     ):
         has_positions = is_local(url) and file is raw and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
         source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
             yield from _grouped(url, _members(url, source, lambda _: True, max_member_bytes))
+
+
+def _opened(url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream) -> Any:
+    """Open a tar, to be read front to back."""
+    if not is_local(url):
+        return open_stream(url)
+    with naming(url):
+        return LocalReader(url).stream()
 
 
 def _unpacked(url: str, raw: Any) -> Any:
@@ -258,7 +266,7 @@ def index_shard(
     builder, kept, is_here = IndexBuilder(), ColumnBuilder(url, columns), is_local(url)
     numbers: dict[str, int] = {}  # of samples, by key
     file: Any
-    with open_local(url) if is_here else RemoteStream(url) as file:
+    with _opened(url) as file:
         if compression_of(url, file) is not None:
             raise DataError(
                 f"{url!r} cannot be read as a plain tar: it is compressed. Compressed tars have no positions: read "

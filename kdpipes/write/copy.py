@@ -30,12 +30,14 @@ from fsspec.spec import AbstractBufferedFile
 from kdpipes.core.errors import DataError, as_cause, check_count, must_be
 from kdpipes.core.progress import bytes_if_slow
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import Access, current_access, using
-from kdpipes.storage.files import draft_of, locked, naming, version_in
+from kdpipes.storage.files import naming
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.jobs import in_parallel
+from kdpipes.storage.local import LocalReader, draft_of, locked
+from kdpipes.storage.object_store import remote_reader
+from kdpipes.storage.readers import Reader, Wanted, version_in
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
-from kdpipes.storage.retries import is_missing, retried, what_went_wrong
+from kdpipes.storage.requests import Access, current_access, is_missing, retried, using, what_went_wrong
 from kdpipes.storage.urls import identity_of, is_local, join_url, split_chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -224,6 +226,10 @@ class SourceFile(NamedTuple):
     def is_local(self) -> bool:
         """Whether it is on a local disk."""
         return isinstance(self.filesystem, LocalFileSystem)
+
+    def reader(self) -> Reader:
+        """Return what reads it."""
+        return LocalReader(self.path) if self.is_local else remote_reader(self.url, self.filesystem, self.path)
 
 
 class _CopySource(NamedTuple):
@@ -504,10 +510,10 @@ def _chunks(file: SourceFile) -> Iterator[bytes]:
 
 def _range(file: SourceFile, start: int, stop: int) -> bytes:
     """Return some bytes of a file. A whole file is read without a range, which not every server supports."""
-    part = {} if (start, stop) == (0, file.size) else {"start": start, "end": stop}
+    wanted = Wanted() if (start, stop) == (0, file.size) else Wanted(start, stop)
 
     def read() -> bytes:
-        content: bytes = file.filesystem.cat_file(file.path, **part)
+        content = bytes(file.reader().read(wanted).content)
         if len(content) != stop - start:
             raise BrokenStreamError(f"{stop - start} bytes are due at offset {start}, {len(content)} came")
         return content

@@ -14,8 +14,9 @@ from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.core.secrets import masked
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
-from kdpipes.storage.access import Access, using
-from kdpipes.storage.files import remote_info
+from kdpipes.storage.files import version_of
+from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.requests import Access, using
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 
@@ -102,7 +103,8 @@ class FileLocalizer(Fingerprinted):
     def _copy(self, url: str, target: Path) -> None:
         from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, locked_once, state_of
 
-        file = SourceFile.of("", url, *remote_info(url))
+        version = version_of(url)
+        file = SourceFile("", url, *filesystem_of(url), *version)
         root = Path(self._root)
         if state_of(root, root) == "missing":  # the marker says that the folder is not a complete copy
             root.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,7 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.cli import main
-from kdpipes.storage.columns import values_of
-from kdpipes.storage.shard_index import ShardIndex
+from kdpipes.storage.shard_index import ShardIndex, values_of
 from tests.proxy import Proxy, slow_proxy
 
 NUM_SHARDS = 20

@@ -15,9 +15,9 @@ import pytest
 from webdataset import TarWriter
 
 import kdpipes as kdp
-from kdpipes.storage import files
 from kdpipes.storage.catalog import index_url, make_index, open_catalog
-from kdpipes.storage.files import Version, matching_urls, version_of
+from kdpipes.storage.files import matching_urls, version_of
+from kdpipes.storage.readers import Version, stat_in
 from kdpipes.storage.shard_index import ShardIndex
 from tests.faulty_storage import Fault, faulty_storage
 
@@ -265,9 +265,7 @@ def test_an_uploaded_index_is_that_of_a_shard_uploaded_before(tmp_path: Path, is
     "date",
     [5.0, "1970-01-01T00:00:05Z", "Thu, 01 Jan 1970 00:00:05 GMT", datetime(1970, 1, 1, 0, 0, 5, tzinfo=timezone.utc)],
 )
-def test_dates_of_every_storage_are_compared(date: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dates_of_every_storage_are_compared(date: Any) -> None:
     for name in ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created"):
-        monkeypatch.setattr(files, "remote_info", lambda url, name=name: (None, "", {"size": 1, name: date}))
-        assert files.modified_at("s3://bucket/a.tar") == 5.0
-    monkeypatch.setattr(files, "remote_info", lambda url: (None, "", {"size": 1, "mtime": "yesterday"}))
-    assert files.modified_at("s3://bucket/a.tar") is None
+        assert stat_in({"size": 1, name: date}).modified == 5.0
+    assert stat_in({"size": 1, "mtime": "yesterday"}).modified is None

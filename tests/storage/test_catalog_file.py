@@ -21,7 +21,7 @@ from kdpipes.cli import main
 from kdpipes.storage import catalog, catalog_file
 from kdpipes.storage.catalog import open_catalog
 from kdpipes.storage.catalog_file import DATA_SET_INDEX
-from kdpipes.storage.files import locked
+from kdpipes.storage.local import locked
 from kdpipes.storage.shard_index import Catalog
 from tests.faulty_storage import faulty_storage
 from tests.processes import exit_status, fork, in_child

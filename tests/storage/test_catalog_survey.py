@@ -13,7 +13,8 @@ import pytest
 
 from kdpipes.demo import write_photo_shards
 from kdpipes.storage.catalog import find_index, index_url, make_index, survey_shards
-from kdpipes.storage.files import cache_folder, version_of
+from kdpipes.storage.files import version_of
+from kdpipes.storage.local import cache_folder
 from kdpipes.storage.urls import expand_urls
 from tests.faulty_storage import faulty_storage
 

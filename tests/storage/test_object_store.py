@@ -14,11 +14,9 @@ import pytest
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import object_store
-from kdpipes.storage.files import read_url, version_of
-from kdpipes.storage.filesystems import filesystem_of
-from kdpipes.storage.object_store import ObjectFiles
+from kdpipes.storage.files import read_url, reader_of, version_of
+from kdpipes.storage.object_store import ObjectReader
 from kdpipes.storage.remote import Span, read_range
-from kdpipes.storage.responses import Wanted
 from tests.processes import in_child
 from tests.proxy import Proxy, slow_proxy
 
@@ -78,6 +76,13 @@ def test_threads_that_begin_together_share_one_client(s3: str, monkeypatch: pyte
     assert len(made) == 1
 
 
+def client_of(url: str) -> Any:
+    """Return what obstore reads a file with; None if fsspec reads it."""
+    reader = reader_of(url)
+    assert isinstance(reader, ObjectReader)
+    return reader.client()
+
+
 @pytest.mark.parametrize("source", ["environment", "profile", "default profile"])
 def test_credentials_and_endpoints_are_found_where_aws_has_them(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
@@ -100,8 +105,8 @@ def test_credentials_and_endpoints_are_found_where_aws_has_them(
         (tmp_path / "credentials").write_text("\n".join([f"[{name}]", *(f"{k} = {v}" for k, v in secrets.items())]))
     given = {"profile": "birds"} if source == "profile" else {}
     monkeypatch.setitem(fsspec.config.conf, "s3", given)
-    files, path = filesystem_of(f"{s3}/a.bin")
-    assert files.attempt("read", 5.0, path, wanted=Wanted()).content == b"heron"
+    assert client_of(f"{s3}/a.bin") is not None
+    assert read_url(f"{s3}/a.bin") == b"heron"
 
 
 @pytest.mark.parametrize(
@@ -112,8 +117,7 @@ def test_options_that_obstore_lacks_are_left_to_s3fs(
 ) -> None:
     fsspec.filesystem("s3").pipe(f"{s3}/a.bin", b"heron")
     monkeypatch.setitem(fsspec.config.conf, "s3", {**fsspec.config.conf["s3"], **options})
-    files, path = filesystem_of(f"{s3}/a.bin")
-    assert files.attempt("read", 5.0, path, wanted=Wanted()) is NotImplemented
+    assert client_of(f"{s3}/a.bin") is None
     assert read_url(f"{s3}/a.bin") == b"heron"
 
 
@@ -121,9 +125,8 @@ def test_without_obstore_s3fs_reads(s3: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     fsspec.filesystem("s3").pipe(f"{s3}/a.bin", b"heron")
     fsspec.filesystem("s3").clear_instance_cache()
-    files, path = filesystem_of(f"{s3}/a.bin")
-    assert not isinstance(files, ObjectFiles)
-    assert files.cat_file(path) == b"heron"
+    assert client_of(f"{s3}/a.bin") is None
+    assert read_url(f"{s3}/a.bin") == b"heron"
     fsspec.filesystem("s3").clear_instance_cache()
 
 
@@ -141,7 +144,7 @@ def test_an_error_has_no_part_of_the_credentials(s3: str, monkeypatch: pytest.Mo
 
 def test_requests_are_repeated_by_one_policy(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("kdpipes.storage.retries.time.sleep", waits.append)
+    monkeypatch.setattr("kdpipes.storage.requests.time.sleep", waits.append)
     nobody = {**fsspec.config.conf["s3"], "endpoint_url": "http://127.0.0.1:1"}
     monkeypatch.setitem(fsspec.config.conf, "s3", nobody)
     with pytest.raises(DataError, match=r"127\.0\.0\.1:1"):

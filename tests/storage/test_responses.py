@@ -18,8 +18,8 @@ import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import catalog, remote
 from kdpipes.storage.files import ReplacedError, read_url, version_of
+from kdpipes.storage.readers import is_other
 from kdpipes.storage.remote import RemoteStream, Span, read_range
-from kdpipes.storage.responses import is_other
 from kdpipes.write import copy
 from kdpipes.write.localize import FileLocalizer
 from tests.http_server import Served, serving
@@ -50,7 +50,7 @@ def small_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_LARGEST_CHUNK", 1 << 14)
     monkeypatch.setattr(remote, "_NUM_AHEAD", 2)
     monkeypatch.setattr(copy, "_STEP", 1 << 14)
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.requests._FIRST_WAIT_S", 0.0)
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kdpipes.storage import shard_folder
-from kdpipes.storage.files import HeldFile
+from kdpipes.storage.local import HeldFile
 from kdpipes.storage.shard_folder import ShardFolder
 from tests.faulty_storage import FaultyFileSystem
 from tests.processes import fork, in_child
@@ -211,7 +211,8 @@ def test_a_child_forked_in_a_download_keeps_no_lock(
 
 EXIT = """
 import sys, threading, fsspec
-from kdpipes.storage.shard_cache import Shard, ShardCache
+from kdpipes.storage.shard_folder import Shard
+from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.files import version_of
 from fsspec.implementations.memory import MemoryFileSystem
 def cat_file(self, path, start=None, end=None, **kwargs):

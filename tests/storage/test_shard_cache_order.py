@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdpipes.storage.files import Version
+from kdpipes.storage.readers import Version
 from kdpipes.storage.shard_cache import NeededShards, Survey
 from kdpipes.storage.shard_folder import Shard
 

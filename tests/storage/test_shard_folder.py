@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from kdpipes.storage import shard_folder
-from kdpipes.storage.files import HeldFile, Version
-from kdpipes.storage.shard_cache import Shard, ShardCache
-from kdpipes.storage.shard_folder import ShardFolder, StoredFile
+from kdpipes.storage.local import HeldFile
+from kdpipes.storage.readers import Version
+from kdpipes.storage.shard_cache import ShardCache
+from kdpipes.storage.shard_folder import Shard, ShardFolder, StoredFile
 from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import fork, in_child
 from tests.storage.kept_shards import (

@@ -15,9 +15,9 @@ import pytest
 import kdpipes as kdp
 from kdpipes.storage import remote, shard_folder
 from kdpipes.storage.catalog import index_url
-from kdpipes.storage.files import HeldFile, read_url, version_of, write_url
-from kdpipes.storage.shard_cache import Shard
-from kdpipes.storage.shard_folder import ReplacedError
+from kdpipes.storage.files import ReplacedError, read_url, version_of, write_url
+from kdpipes.storage.local import HeldFile
+from kdpipes.storage.shard_folder import Shard
 from kdpipes.storage.shard_index import ShardIndex
 from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import in_child

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.shared import PackedStrings
-from kdpipes.storage.files import Version
+from kdpipes.storage.readers import Version
 from kdpipes.storage.shard_index import Places, ShardIndex
 
 KEYS = st.lists(st.text(max_size=6), unique=True, max_size=9)

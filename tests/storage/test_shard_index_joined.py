@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdpipes.core.shared import PackedStrings
-from kdpipes.storage.files import Version
+from kdpipes.storage.readers import Version
 from kdpipes.storage.shard_index import UNCHECKED, Catalog, Places, ShardIndex
 
 LARGE = 1 << 33  # more than 32 bits hold

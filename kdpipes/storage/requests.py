@@ -1,4 +1,4 @@
-"""The one policy for requests to remote storage: what to retry, how long to wait, and how to explain a failure."""
+"""Requests to remote storage: who makes them, the one policy of retries, and how failures are explained."""
 
 from __future__ import annotations
 
@@ -6,30 +6,171 @@ import asyncio
 import logging
 import math
 import os
+import queue
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, as_completed, wait
 from concurrent.futures import TimeoutError as NotDone
-from concurrent.futures import as_completed, wait
-from functools import partial
-from typing import Any, TypeVar, cast
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
 
-from fsspec.asyn import sync
+from fsspec.utils import tokenize
 
+from kdpipes.core.errors import DataError, is_number, must_be
 from kdpipes.core.messages import logger
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import Threads, current_access
-from kdpipes.storage.filesystems import PrivateHostError
-from kdpipes.storage.object_store import ObjectFiles
-from kdpipes.storage.responses import NoRangesError, Response, TooLargeError, Wanted, checked_read
 
 Result = TypeVar("Result")
+
+
+class NoRangesError(DataError):
+    """A server returned a whole file in response to a range request."""
+
+
+class TooLargeError(DataError):
+    """A file has more bytes than any file of its kind."""
+
+
+class WrongResponseError(Exception):
+    """A response does not contain the requested bytes; another attempt may succeed."""
+
+
+class PrivateHostError(PermissionError):
+    """A request was not sent, because a public server would have directed it into a private network."""
+
+
+class SilenceError(TimeoutError):
+    """Storage has not responded within the time limit. The message names the URL and the limit."""
+
+    def __init__(self, url: str, seconds: float) -> None:
+        super().__init__(
+            f"{masked(url)!r} has not responded within {seconds:.4g} s. Is its endpoint right, and can it be reached? "
+            "A larger `timeout_s=` waits longer"
+        )
+
+
+DEFAULT_S = 30.0  # the time limit of a request
+
+
+def check_timeout(seconds: Any, param: str = "timeout_s") -> float | None:
+    """Return a number of seconds, or None for no limit; raise if it is neither."""
+    if seconds is None:
+        return None
+    if not is_number(seconds):
+        raise TypeError(must_be(param, "a number of seconds, or None", seconds))
+    if not (seconds > 0 and math.isfinite(seconds)):
+        hint = "None waits for ever." if param == "timeout_s" else ""
+        raise ValueError(must_be(param, "above 0 and finite", seconds, hint))
+    return float(seconds)
+
+
+class Access:
+    """How a pipe reaches remote storage. The options may hold secrets: neither `repr` nor errors show them.
+
+    Args:
+        timeout_s: How many seconds the storage may take to respond; None is without limit.
+        storage_options: The arguments of fsspec's file system.
+        hedge_s: After how many seconds a read that has no response is requested a second time; None is never.
+        origin: The URL of the list that names the files. It may only name hosts that are no more private than its own.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float | None = DEFAULT_S,
+        storage_options: Mapping[str, Any] | None = None,
+        hedge_s: float | None = None,
+        *,
+        origin: str = "",
+    ) -> None:
+        given: Any = storage_options
+        if given is not None and not isinstance(given, Mapping):
+            kind = type(given).__name__  # the value may be a secret
+            raise TypeError(f"`storage_options` must be a mapping of names to values, but is of {kind} instead.")
+        if storage_options is not None and not all(isinstance(name, str) for name in storage_options):
+            raise TypeError("`storage_options` must have texts as names, but has others.")
+        self.timeout_s = check_timeout(timeout_s)
+        self.storage_options = dict(storage_options or {})
+        self.hedge_s = check_timeout(hedge_s, "hedge_s")
+        self.origin = origin
+        self.token = tokenize(self.storage_options, origin) if self.storage_options or origin else ""
+
+    def __repr__(self) -> str:
+        return f"Access(timeout_s={self.timeout_s})"
+
+
+class _AccessOfThread(threading.local):
+    access = Access()
+
+
+_own = _AccessOfThread()
+
+
+def current_access() -> Access:
+    """Return how this thread reaches storage."""
+    return _own.access
+
+
+@contextmanager
+def using(access: Access) -> Iterator[None]:
+    """Set how this thread, and the threads that it hands work to, reach storage."""
+    before, _own.access = _own.access, access
+    try:
+        yield
+    finally:
+        _own.access = before
+
+
+class Threads:
+    """Daemon threads for requests. They do not delay the end of the process, and end when this object is dropped.
+
+    Args:
+        number: The maximum number of threads; each starts when a job would have to wait.
+        name: The name of the threads.
+    """
+
+    def __init__(self, number: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], Access] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_missing, self._name = number, name
+        weakref.finalize(self, _end, self._jobs, number)
+
+    def submit(self, action: Callable[[], Result]) -> Future[Result]:
+        """Run a function in one of the threads, with the caller's access."""
+        future: Future[Result] = Future()
+        with self._lock:
+            self._jobs.put((action, future, current_access()))
+            if self._num_missing and self._jobs.qsize():
+                self._num_missing -= 1
+                threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True).start()
+        return future
+
+
+def _work(jobs: Any) -> None:
+    while (job := jobs.get()) is not None:
+        action, future, access = job
+        if future.set_running_or_notify_cancel():
+            try:
+                with using(access):
+                    future.set_result(action())
+            except BaseException as error:
+                future.set_exception(error)
+        del job, action, future  # an idle thread must not keep the bytes that it has read
+
+
+def _end(jobs: Any, number: int) -> None:
+    for _ in range(number):
+        jobs.put(None)
+
 
 NUM_TRIES = 6
 NUM_TRIES_WITH_COPY = 2  # where a local copy can be used instead
 NUM_SILENT = 2  # tries that may time out: each takes the whole time limit
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
-_WHOLE = 1 << 23  # bytes that a whole file is expected to have
+_LONGEST_ASKED_S = 60.0  # that a server may ask to wait, by `Retry-After`
 _SLOWEST = 1 << 18  # bytes per second; large responses get that much more time
 _NAME = "kdpipes-request"  # of threads that are left behind with a request that is late
 _PAUSE_S = 10.0  # between two warnings, because many threads may wait for the same server
@@ -61,10 +202,6 @@ _OF_ALL = 'Are there credentials, and may they read this? They are set as fsspec
 _HINTS = {"s3": _OF_S3, "s3a": _OF_S3, "gs": _OF_GS, "gcs": _OF_GS, "http": _OF_HTTP, "https": _OF_HTTP}
 
 
-class SilenceError(TimeoutError):
-    """Storage has not responded within the time limit. The message names the URL and the limit."""
-
-
 def retried(
     action: Callable[[], Result],
     *,
@@ -89,8 +226,26 @@ def retried(
             _log_retry(attempt, num_tries, error)
             # A random factor from 0.5 to 1.5; not from a generator, because caches look for those that samples use.
             jitter = 0.5 + os.urandom(1)[0] / 255
-            time.sleep(min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * jitter)
+            wait_s = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * jitter
+            time.sleep(max(wait_s, _retry_after_s(error)))
     return action()
+
+
+def _retry_after_s(error: BaseException) -> float:
+    """Return how many seconds the server asks to wait, at most `_LONGEST_ASKED_S`; 0 if it does not.
+
+    aiohttp and botocore hand on the headers of a response, obstore does not.
+    """
+    for one in _with_causes(error):
+        headers = getattr(one, "headers", None)
+        response = getattr(one, "response", None)
+        if isinstance(response, dict):  # of botocore
+            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+        if headers and (text := headers.get("retry-after")):
+            with suppress(ValueError, TypeError):
+                seconds = float(text) if text.isdigit() else parsedate_to_datetime(text).timestamp() - time.time()
+                return min(max(seconds, 0.0), _LONGEST_ASKED_S)
+    return 0.0
 
 
 def _log_retry(attempt: int, num_tries: int, error: Exception) -> None:
@@ -159,73 +314,7 @@ def _is_rejection(error: BaseException) -> bool:
     return is_known or isinstance(error, PermissionError)
 
 
-def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, **kwargs: Any) -> Any:
-    """Call a method of a file system, such as "info", within the time limit; errors name `url`.
-
-    Args:
-        filesystem: An fsspec file system.
-        method: The name of the method.
-        url: The URL of the file.
-        args: Positional arguments of the method.
-        num_bytes: The size of the response; large responses get more time.
-        kwargs: Keyword arguments of the method.
-
-    Raises:
-        SilenceError: It takes longer than the time limit.
-    """
-    response = _ask_objects(filesystem, method, url, *args, **kwargs)
-    if response is not NotImplemented:
-        return response
-    filesystem = _without_objects(filesystem)
-    call = getattr(filesystem, method)
-    # fsspec generates the synchronous methods of asynchronous file systems; only these take a timeout.
-    is_generated = getattr(filesystem, "async_impl", False) and method in vars(filesystem)
-    if not is_generated:
-        return in_time(lambda: call(*args, **kwargs), url, num_bytes)
-    return _on_loop(partial(call, *args, **kwargs), url, num_bytes)
-
-
-def fetch(filesystem: Any, url: str, path: str, wanted: Wanted) -> Response:
-    """Return the bytes of a file that are wanted, by one request within the time limit; errors name `url`.
-
-    Raises:
-        NoRangesError: The server has returned the whole file in response to a range request.
-        TooLargeError: A file that is wanted whole has too many bytes.
-        WrongResponseError: Other bytes came.
-        SilenceError: It takes longer than the time limit.
-    """
-    response: Response = _ask_objects(filesystem, "read", url, path, wanted=wanted)
-    if response is not NotImplemented:
-        return response
-    filesystem = _without_objects(filesystem)
-    num_bytes = _WHOLE if wanted.stop is None else wanted.most
-    read = checked_read(filesystem)
-    if read is not None:
-        return cast(
-            "Response", _on_loop(partial(sync, filesystem.loop, read, filesystem, path, wanted), url, num_bytes)
-        )
-    part = {} if wanted.stop is None else {"start": wanted.start, "end": wanted.stop}
-    content = ask(filesystem, "cat_file", url, path, num_bytes=num_bytes, **part)
-    wanted.check_length(len(content))
-    return Response(content)
-
-
-def _ask_objects(filesystem: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-    """Return what obstore returns; NotImplemented if it cannot."""
-    if not isinstance(filesystem, ObjectFiles):
-        return NotImplemented
-    seconds = current_access().timeout_s
-    try:
-        return filesystem.attempt(method, seconds, *args, **kwargs)
-    except _TIMEOUTS as error:
-        raise _silence(url, seconds or math.inf) from error
-
-
-def _without_objects(filesystem: Any) -> Any:
-    return filesystem.filesystem if isinstance(filesystem, ObjectFiles) else filesystem
-
-
-def _on_loop(call: Callable[..., Result], url: str, num_bytes: int) -> Result:
+def on_loop(call: Callable[..., Result], url: str, num_bytes: int) -> Result:
     """Return what a call on fsspec's event loop returns; on a timeout, fsspec also drops the connection."""
     limit = current_access().timeout_s
     if limit is None:
@@ -236,7 +325,7 @@ def _on_loop(call: Callable[..., Result], url: str, num_bytes: int) -> Result:
     except _TIMEOUTS as error:
         if time.monotonic() - begin < seconds:
             raise
-        raise _silence(url, seconds) from error
+        raise SilenceError(url, seconds) from error
 
 
 def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Result:
@@ -254,7 +343,7 @@ def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Resul
     except NotDone as error:
         if request.done():  # the request itself raised a TimeoutError
             raise
-        raise _silence(url, limit) from error
+        raise SilenceError(url, limit) from error
 
 
 def hedged(action: Callable[[], Result]) -> Result:
@@ -270,10 +359,3 @@ def hedged(action: Callable[[], Result]) -> Result:
         if done.exception() is None:
             break
     return done.result()
-
-
-def _silence(url: str, seconds: float) -> SilenceError:
-    return SilenceError(
-        f"{masked(url)!r} has not responded within {seconds:.4g} s. Is its endpoint right, and can it be reached? "
-        "A larger `timeout_s=` waits longer"
-    )
