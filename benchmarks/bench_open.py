@@ -24,8 +24,8 @@ import numpy as np
 from rounds import load, machine, main
 
 from kdpipes.core.shared import PackedStrings
-from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import version_of
+from kdpipes.storage.index_home import index_url
 from kdpipes.storage.shard_index import Places, ShardIndex
 
 OURS = """

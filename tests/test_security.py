@@ -83,7 +83,7 @@ PROOFS = {
         "A `.npy` file whose header": "test_hostile_npy_files_are_errors_of_the_data",
         "A `.pth` file is an error": "test_pth_files_that_grow_in_memory_are_errors",
     },
-    "storage/test_catalog_file.py": {
+    "storage/test_index_home.py": {
         "The local cache of indexes": "test_the_local_cache_of_indexes_keeps_to_its_limit",
     },
     "cache/test_contents.py": {
@@ -146,7 +146,7 @@ GUARANTEES = {  # by file: the beginning of each event on the page on reliabilit
     },
     "sources/test_stream_shards.py": {"a request to storage": "test_members_that_come_damaged_are_read_again"},
     "storage/test_responses.py": {"a remote shard or file": "test_a_stream_joins_no_two_versions"},
-    "storage/test_catalog_file.py": {
+    "storage/test_index_home.py": {
         "a corrected shard": "test_a_shard_that_has_changed_since_is_indexed_again",
         "the labels of shards": "test_a_run_after_another_one_sees_new_labels",
     },

@@ -186,7 +186,7 @@ sources/test_open_shards_elsewhere_indexes.py
 sources/test_open_shards_elsewhere_whole.py
 storage/test_codec.py::test_an_entry_that_reads_its_bytes_twice_is_damaged
 storage/test_responses.py
-storage/test_catalog_file.py
+storage/test_index_home.py
 storage/test_object_store.py
 storage/test_object_store_clouds.py
 storage/test_s3.py

@@ -27,9 +27,9 @@ from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked
 from kdpipes.core.shared import PackedStrings, Shared
-from kdpipes.storage.catalog_file import kept_indexes
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.index_home import kept_indexes
 from kdpipes.storage.local import cache_folder
 from kdpipes.storage.requests import Access, using
 from kdpipes.storage.urls import is_local

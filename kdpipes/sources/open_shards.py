@@ -22,10 +22,11 @@ from kdpipes.core.sample import Block, Rows
 from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._member_reader import Fetch, MemberReader
-from kdpipes.storage.catalog import find_index, open_catalog
+from kdpipes.storage.catalog import open_catalog
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
+from kdpipes.storage.index_home import find_index
 from kdpipes.storage.requests import DEFAULT_S, Access, using
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Catalog, Places, by_gaps, missing_in, values_of

@@ -18,10 +18,11 @@ from kdpipes.core.labels import number_fields
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
-from kdpipes.storage.catalog import IndexRecorder, current_index
+from kdpipes.storage.catalog import IndexRecorder
 from kdpipes.storage.decoding import decode_member, version_suffix
 from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
+from kdpipes.storage.index_home import current_index
 from kdpipes.storage.local import crc32
 from kdpipes.storage.remote import RemoteStream, Span, StreamsAhead, read_range
 from kdpipes.storage.requests import DEFAULT_S, NUM_TRIES, Access, using

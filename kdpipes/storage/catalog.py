@@ -1,4 +1,4 @@
-"""The indexes of many shards: found beside them or in the local cache, made where they are missing, and joined."""
+"""The indexes of many shards: found where they lie, made where they are missing, and joined."""
 
 from __future__ import annotations
 
@@ -10,25 +10,33 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import count, islice
-from pathlib import Path
+from itertools import islice
 from typing import Literal, TypeVar
 
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import logger
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.core.secrets import masked
-from kdpipes.storage.catalog_file import KnownIndexes, cached_index, joined_once, remove_oldest
-from kdpipes.storage.files import if_there, read_url, stat_of, version_of, write_url
-from kdpipes.storage.local import crc32, make_cache_folder, replace_file
-from kdpipes.storage.readers import MAX_BYTES, Version, md5_of
+from kdpipes.storage.files import version_of
+from kdpipes.storage.index_home import (
+    IndexState,
+    KnownIndexes,
+    current_index,
+    find_index,
+    index_url,
+    joined_once,
+    keep,
+    keeps,
+    kept_index,
+    put_index,
+)
+from kdpipes.storage.local import crc32
+from kdpipes.storage.readers import Version, md5_of
 from kdpipes.storage.remote import RangeReader, Span
-from kdpipes.storage.requests import NUM_TRIES, NUM_TRIES_WITH_COPY, Threads, TooLargeError, is_rejected, retried
+from kdpipes.storage.requests import NUM_TRIES, NUM_TRIES_WITH_COPY, Threads, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, Column, ColumnBuilder, IndexBuilder, ShardIndex
-from kdpipes.storage.tar import Member, add_sample, ends_early, index_shard, is_compressed, is_index_of, read_members
-from kdpipes.storage.urls import is_local, split_chain
+from kdpipes.storage.tar import Member, add_sample, ends_early, index_shard, is_compressed, read_members
+from kdpipes.storage.urls import is_local
 
-IndexState = Literal["fresh", "stale", "damaged", "missing"]
 Result = TypeVar("Result")
 HasCopy = Callable[[str, Version], bool]
 CopyOf = Callable[[str, Version], str | None]
@@ -36,11 +44,8 @@ CopyOf = Callable[[str, Version], str | None]
 _NUM_THREADS, _NUM_THREADS_LOCAL = 16, 4
 _STEP_S = 1.0  # after which Python sees a Ctrl-C that it has missed
 _SMALL = 1 << 18  # bytes of storage that are read in the time of a request
-_LARGEST_HEADER = 1 << 24  # bytes of an index besides its arrays
 _AT_ONCE = 512  # samples whose members are requested at a time
 _NUM_READINGS = 3  # of a shard that arrives damaged
-_BETWEEN_SWEEPS = 64  # indexes kept between two sweeps of the local cache
-_num_kept = count()
 _log = logger(__name__)
 
 
@@ -134,7 +139,7 @@ def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Res
 def _found_or_made(
     url: str, seen: Version | None, has_copy: HasCopy, copy_of: CopyOf, is_offline: threading.Event
 ) -> ShardIndex:
-    copy = None if is_local(url) else _kept(url)
+    copy = None if is_local(url) else kept_index(url)
     if copy is not None and not has_copy(url, copy.version):
         copy = None
     if copy is not None and is_offline.is_set():
@@ -160,37 +165,10 @@ def _found_or_made(
         except (DataError, OSError) as error:  # another process may have removed the copy
             _log.info("%s", error)
         else:
-            _keep(url, index)
-            _put(url, index)
+            keep(url, index)
+            put_index(url, index)
             return index
     return make_index(url, version)
-
-
-def _kept(url: str) -> ShardIndex | None:
-    """Return the index of a shard in the local cache, of whatever version of the shard; None if it has none."""
-    content = if_there(read_url, cached_index(url))
-    try:
-        return None if content is None else ShardIndex.from_bytes(content, url)
-    except DataError:
-        return None
-
-
-def _keeps(url: str, version: Version) -> bool:
-    """Return whether the local cache has the index of a version of a shard."""
-    index = _kept(url)
-    return index is not None and index.version == version
-
-
-def _keep(url: str, index: ShardIndex) -> None:
-    """Write an index to the local cache."""
-    path = Path(cached_index(url))
-    try:
-        make_cache_folder(path.parent)
-        replace_file(path, index.to_bytes())
-        if next(_num_kept) % _BETWEEN_SWEEPS == 0:
-            remove_oldest(path.parent)
-    except OSError as error:  # the cache may be read-only
-        _log.info("%s", masked(f"The index of {url} cannot be kept as {str(path)!r}: {error}"))
 
 
 class IndexRecorder:
@@ -207,7 +185,7 @@ class IndexRecorder:
 
     def begin(self, version: Version) -> None:
         """Record a version of the shard, unless its index is already kept."""
-        self._version = version if version.tag and not _keeps(self._url, version) else None
+        self._version = version if version.tag and not keeps(self._url, version) else None
 
     def add(self, group: Sequence[tuple[Member, bytes]]) -> None:
         """Add the members of the next sample."""
@@ -217,14 +195,7 @@ class IndexRecorder:
     def end(self) -> None:
         """Keep the index; all of the shard has been read."""
         if self._version is not None:
-            _keep(self._url, self._builder.index(self._version))
-
-
-def keep_index(url: str, version: Version) -> None:
-    """Keep the index of a shard in the local cache, so that a copy of the shard opens without its storage."""
-    index = None if _keeps(url, version) else find_index(url, version).index
-    if index is not None:
-        _keep(url, replace(index, version=version))
+            keep(self._url, self._builder.index(self._version))
 
 
 def make_index(
@@ -239,20 +210,8 @@ def make_index(
         index = index_shard(url, known, with_checksums=with_checksums, columns=columns)
     else:
         index = _index_remote(url, known, columns)
-    _put(url, index)
+    put_index(url, index)
     return index
-
-
-def _put(url: str, index: ShardIndex) -> None:
-    """Write an index beside its shard, or to the local cache if the storage is read-only."""
-    is_kept = Path(cached_index(url)).exists()  # that one is looked at first
-    try:
-        write_url(index_url(url), index.to_bytes())
-    except Exception as error:  # of any file system, which may be read-only
-        _log.info("%s", masked(f"The index of {url} cannot be written beside it: {error}"))
-        is_kept = True
-    if is_kept:
-        _keep(url, index)
 
 
 def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> ShardIndex:
@@ -270,7 +229,7 @@ def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> Sh
     if missing and not is_local(url) and len(index.keys) * _SMALL <= version.size:
         with suppress(DataError):  # a member may have arrived damaged
             index = replace(index, version=version, columns={**index.columns, **_read_columns(url, index, missing)})
-            _put(url, index)
+            put_index(url, index)
             return index
     return make_index(url, version, with_checksums=with_checksums, columns=every) if missing or not columns else index
 
@@ -313,17 +272,6 @@ def _index_remote(url: str, version: Version, columns: Sequence[str]) -> ShardIn
     raise DataError(f"Shard {url!r} came damaged {_NUM_READINGS} times: its MD5 is {found}, and its tag says {due}.")
 
 
-def index_url(url: str) -> str:
-    """Return the URL of the index of a shard, which lies beside it.
-
-    >>> index_url("s3://bucket/birds-000.tar")
-    's3://bucket/birds-000.tar.index'
-    """
-    path, separator, rest = split_chain(url)
-    path, mark, query = path.partition("?") if path.startswith("http") else (path, "", "")
-    return f"{path}.index{mark}{query}{separator}{rest}"
-
-
 def index_beside(url: str) -> ShardIndex | None:
     """Return the index beside a shard, if both exist and it describes the shard as it is now, or a copy of it."""
     try:
@@ -345,88 +293,6 @@ def _is_proven(index: ShardIndex, url: str, version: Version) -> bool:
     except DataError:
         return False
     return replace(found, version=index.version).to_bytes() == index.to_bytes()
-
-
-def _is_of(index: ShardIndex, version: Version) -> bool:
-    return bool(version.tag) and index.version == version
-
-
-@dataclass(frozen=True)
-class IndexFound:
-    """The index of a shard, beside it or in the local cache.
-
-    Args:
-        state: "fresh": it describes the shard as it is now; "stale": another one; "damaged"; "missing".
-        index: If it is fresh. Its version may be that of the shard's original, of which shard and index are copies.
-        damage: Why existing indexes cannot be read.
-        others: The indexes of other shards.
-    """
-
-    state: IndexState
-    index: ShardIndex | None
-    damage: Sequence[DataError] = ()
-    others: Sequence[ShardIndex] = ()
-
-
-def current_index(url: str, version: Version) -> IndexFound:
-    """Look for a shard's index as `find_index` does; one of a copy is kept, so that it need not be compared again."""
-    found = find_index(url, version)
-    if found.index is None or _is_of(found.index, version):
-        return found
-    index = replace(found.index, version=version)
-    _keep(url, index)
-    return replace(found, index=index)
-
-
-def find_index(url: str, version: Version, places: Sequence[str] = ()) -> IndexFound:
-    """Look for a shard's index beside it and in the local cache; nothing is written."""
-    indexes: list[tuple[str, ShardIndex]] = []
-    damage: list[DataError] = []
-    known = [index_url(url), cached_index(url)]
-    # The shard holds the keys and columns of its index, too.
-    max_bytes = _LARGEST_HEADER + 2 * version.size if version.size >= 0 else MAX_BYTES
-    for place in places or (known if is_local(url) else reversed(known)):  # a request less
-        try:
-            content = if_there(partial(read_url, max_bytes=max_bytes), place)
-        except TooLargeError as error:
-            damage.append(error)
-            continue
-        if content is None:
-            continue
-        try:
-            index = ShardIndex.from_bytes(content, place)
-        except DataError as error:
-            damage.append(error)
-            continue
-        if _is_of(index, version) and not ends_early(index, url):
-            return IndexFound("fresh", index, damage)
-        indexes.append((place, index))
-    fitting = (index for place, index in indexes if _may_fit(index.version, version, place, url))
-    fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
-    otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
-    return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
-
-
-def _may_fit(then: Version, now: Version, place: str, url: str) -> bool:
-    """Return whether an index may describe a shard that has another tag: if both were copied, it does.
-
-    An index that is older than its shard does not. Of two remote files nothing else can be compared without reading all
-    of the shard, so their dates must be known; local shards are compared as `is_index_of` does it.
-    """
-    if then.size != now.size:
-        return False
-    if then.tag == now.tag:  # storage without tags
-        return True
-    kind, kind_now = (version.tag.partition(":")[0] for version in (then, now))
-    if is_local(url):
-        return kind != kind_now or _is_newer(place, url)
-    return kind != kind_now and not is_local(place) and _is_newer(place, url)
-
-
-def _is_newer(place: str, url: str) -> bool:
-    """Return whether an index is known to be at least as new as its shard."""
-    index, shard = stat_of(place).modified, stat_of(url).modified
-    return index is not None and shard is not None and index >= shard
 
 
 @dataclass(frozen=True)

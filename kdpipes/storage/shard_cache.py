@@ -20,8 +20,8 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger, warn
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.core.secrets import masked
-from kdpipes.storage.catalog import keep_index
 from kdpipes.storage.files import ReplacedError
+from kdpipes.storage.index_home import keep_index
 from kdpipes.storage.local import CAN_HOLD, HeldFile, cache_folder, pread
 from kdpipes.storage.requests import Access, Threads, current_access, using
 from kdpipes.storage.shard_folder import Shard, ShardFolder, StoredFile, download

@@ -11,7 +11,8 @@ import pytest
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import remote
-from kdpipes.storage.catalog import index_url, make_index
+from kdpipes.storage.catalog import make_index
+from kdpipes.storage.index_home import index_url
 from kdpipes.storage.remote import Span
 from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.sources.shards_elsewhere import LARGE, SERVICES, TARS, Service, body_bytes, dealt, epochs, in_order, opened

@@ -15,8 +15,9 @@ import pytest
 from webdataset import TarWriter
 
 import kdpipes as kdp
-from kdpipes.storage.catalog import index_url, make_index, open_catalog
+from kdpipes.storage.catalog import make_index, open_catalog
 from kdpipes.storage.files import matching_urls, version_of
+from kdpipes.storage.index_home import index_url
 from kdpipes.storage.readers import Version, stat_in
 from kdpipes.storage.shard_index import ShardIndex
 from tests.faulty_storage import Fault, faulty_storage

@@ -12,8 +12,9 @@ import fsspec
 import pytest
 
 from kdpipes.demo import write_photo_shards
-from kdpipes.storage.catalog import find_index, index_url, make_index, survey_shards
+from kdpipes.storage.catalog import make_index, survey_shards
 from kdpipes.storage.files import version_of
+from kdpipes.storage.index_home import find_index, index_url
 from kdpipes.storage.local import cache_folder
 from kdpipes.storage.urls import expand_urls
 from tests.faulty_storage import faulty_storage

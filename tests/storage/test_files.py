@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
-from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import list_files, read_url
 from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.index_home import index_url
 from kdpipes.storage.urls import expand_urls, is_local, join_url, relative_names, split_chain
 from tests.faulty_storage import Fault, faulty_storage
 

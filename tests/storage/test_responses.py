@@ -16,7 +16,7 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
-from kdpipes.storage import catalog, remote
+from kdpipes.storage import catalog, index_home, remote
 from kdpipes.storage.files import ReplacedError, read_url, version_of
 from kdpipes.storage.readers import is_other
 from kdpipes.storage.remote import RemoteStream, Span, read_range
@@ -190,7 +190,7 @@ def test_a_file_without_an_end_is_an_error(served: Served) -> None:
 
 
 def test_an_index_that_is_too_large_is_no_index(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_LARGEST_HEADER", 0)
+    monkeypatch.setattr(index_home, "_LARGEST_HEADER", 0)
     served.files["/bucket/a.tar.index"] = bytes(3 * len(OLD))
     assert letters_of(kdp.open_shards(f"{served.url}/a.tar")[n] for n in range(NUMBER)) == {"a"}
 

@@ -14,8 +14,8 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.storage import remote, shard_folder
-from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import ReplacedError, read_url, version_of, write_url
+from kdpipes.storage.index_home import index_url
 from kdpipes.storage.local import HeldFile
 from kdpipes.storage.shard_folder import Shard
 from kdpipes.storage.shard_index import ShardIndex

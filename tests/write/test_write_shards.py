@@ -22,8 +22,9 @@ import webdataset as wds
 
 import kdpipes as kdp
 from kdpipes.core.errors import ChainError
-from kdpipes.storage.catalog import index_url, make_index
+from kdpipes.storage.catalog import make_index
 from kdpipes.storage.files import version_of
+from kdpipes.storage.index_home import index_url
 from kdpipes.storage.shard_index import ShardIndex
 from tests.write.shards import LIMITS, QUIET, names_in, tars_in, write
 

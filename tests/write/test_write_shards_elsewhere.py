@@ -12,8 +12,8 @@ import pytest
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.storage.catalog import index_url
 from kdpipes.storage.files import read_url, version_of
+from kdpipes.storage.index_home import index_url
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.write import shards
 from kdpipes.write.shards import ShardsResult

@@ -15,8 +15,9 @@ from PIL import Image, features
 
 import kdpipes as kdp
 from kdpipes.core.errors import ChainError, DataError
-from kdpipes.storage.catalog import index_url, make_index
+from kdpipes.storage.catalog import make_index
 from kdpipes.storage.files import read_url
+from kdpipes.storage.index_home import index_url
 from kdpipes.write import members
 from tests.write.shards import QUIET, write
 

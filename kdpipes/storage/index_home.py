@@ -1,4 +1,4 @@
-"""Indexes of remote shards that processes share: one object per folder, and one memory-mapped catalog."""
+"""Where the indexes of shards lie: beside them, in the local cache, in one object per folder, and joined in a file."""
 
 from __future__ import annotations
 
@@ -10,24 +10,189 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger
 from kdpipes.core.secrets import masked
-from kdpipes.storage.files import if_there, list_folder, read_url, version_of, write_url
+from kdpipes.storage.files import if_there, list_folder, read_url, stat_of, version_of, write_url
 from kdpipes.storage.local import cache_folder, cached_name, locked, make_cache_folder, replace_file
-from kdpipes.storage.readers import Version
+from kdpipes.storage.readers import MAX_BYTES, Version
+from kdpipes.storage.requests import TooLargeError
 from kdpipes.storage.shard_index import Catalog, ShardIndex
-from kdpipes.storage.urls import identity_of, is_local
+from kdpipes.storage.tar import ends_early, is_index_of
+from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
 _FEW = 2  # shards of a folder, fewer of which are opened by their own indexes
 _CHECKED = 4_000  # shards of a folder up to which a listing shows whether they have changed
 _MAX_BYTES = 1 << 32  # of the local cache; joined indexes of 10^7 samples have several hundred MB
+_LARGEST_HEADER = 1 << 24  # bytes of an index besides its arrays
+_BETWEEN_SWEEPS = 64  # indexes kept between two sweeps of the local cache
 _LONG_AGO_S = 24 * 3600.0
+IndexState = Literal["fresh", "stale", "damaged", "missing"]
+_num_kept = count()
 _log = logger(__name__)
+
+
+def index_homes(url: str) -> list[str]:
+    """Return where the index of a shard may lie, in the order in which to look: beside it, and in the local cache.
+
+    Of a remote shard, the local cache comes first, which may save a request.
+
+    >>> index_homes("birds-000.tar")[0]
+    'birds-000.tar.index'
+    """
+    homes = [index_url(url), _cached_index(url)]
+    return homes if is_local(url) else homes[::-1]
+
+
+def index_url(url: str) -> str:
+    """Return the URL of the index of a shard, which lies beside it.
+
+    >>> index_url("s3://bucket/birds-000.tar")
+    's3://bucket/birds-000.tar.index'
+    """
+    path, separator, rest = split_chain(url)
+    path, mark, query = path.partition("?") if path.startswith("http") else (path, "", "")
+    return f"{path}.index{mark}{query}{separator}{rest}"
+
+
+def _cached_index(url: str) -> str:
+    """Return the path of a shard's index in the local cache."""
+    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
+    return str(cache_folder("indexes") / f"{cached_name(absolute)}.index")
+
+
+@dataclass(frozen=True)
+class IndexFound:
+    """The index of a shard, beside it or in the local cache.
+
+    Args:
+        state: "fresh": it describes the shard as it is now; "stale": another one; "damaged"; "missing".
+        index: If it is fresh. Its version may be that of the shard's original, of which shard and index are copies.
+        damage: Why existing indexes cannot be read.
+        others: The indexes of other shards.
+    """
+
+    state: IndexState
+    index: ShardIndex | None
+    damage: Sequence[DataError] = ()
+    others: Sequence[ShardIndex] = ()
+
+
+def current_index(url: str, version: Version) -> IndexFound:
+    """Look for a shard's index as `find_index` does; one of a copy is kept, so that it need not be compared again."""
+    found = find_index(url, version)
+    if found.index is None or _is_of(found.index, version):
+        return found
+    index = replace(found.index, version=version)
+    keep(url, index)
+    return replace(found, index=index)
+
+
+def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFound:
+    """Look for a shard's index beside it and in the local cache; nothing is written."""
+    indexes: list[tuple[str, ShardIndex]] = []
+    damage: list[DataError] = []
+    # The shard holds the keys and columns of its index, too.
+    max_bytes = _LARGEST_HEADER + 2 * version.size if version.size >= 0 else MAX_BYTES
+    for place in homes or index_homes(url):
+        try:
+            content = if_there(partial(read_url, max_bytes=max_bytes), place)
+        except TooLargeError as error:
+            damage.append(error)
+            continue
+        if content is None:
+            continue
+        try:
+            index = ShardIndex.from_bytes(content, place)
+        except DataError as error:
+            damage.append(error)
+            continue
+        if _is_of(index, version) and not ends_early(index, url):
+            return IndexFound("fresh", index, damage)
+        indexes.append((place, index))
+    fitting = (index for place, index in indexes if _may_fit(index.version, version, place, url))
+    fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
+    otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
+    return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
+
+
+def _may_fit(then: Version, now: Version, place: str, url: str) -> bool:
+    """Return whether an index may describe a shard that has another tag: if both were copied, it does.
+
+    An index that is older than its shard does not. Of two remote files nothing else can be compared without reading all
+    of the shard, so their dates must be known; local shards are compared as `is_index_of` does it.
+    """
+    if then.size != now.size:
+        return False
+    if then.tag == now.tag:  # storage without tags
+        return True
+    kind, kind_now = (version.tag.partition(":")[0] for version in (then, now))
+    if is_local(url):
+        return kind != kind_now or _is_newer(place, url)
+    return kind != kind_now and not is_local(place) and _is_newer(place, url)
+
+
+def _is_newer(place: str, url: str) -> bool:
+    """Return whether an index is known to be at least as new as its shard."""
+    index, shard = stat_of(place).modified, stat_of(url).modified
+    return index is not None and shard is not None and index >= shard
+
+
+def _is_of(index: ShardIndex, version: Version) -> bool:
+    return bool(version.tag) and index.version == version
+
+
+def kept_index(url: str) -> ShardIndex | None:
+    """Return the index of a shard in the local cache, of whatever version of the shard; None if it has none."""
+    content = if_there(read_url, _cached_index(url))
+    try:
+        return None if content is None else ShardIndex.from_bytes(content, url)
+    except DataError:
+        return None
+
+
+def keeps(url: str, version: Version) -> bool:
+    """Return whether the local cache has the index of a version of a shard."""
+    index = kept_index(url)
+    return index is not None and index.version == version
+
+
+def keep(url: str, index: ShardIndex) -> None:
+    """Write an index to the local cache."""
+    path = Path(_cached_index(url))
+    try:
+        make_cache_folder(path.parent)
+        replace_file(path, index.to_bytes())
+        if next(_num_kept) % _BETWEEN_SWEEPS == 0:
+            remove_oldest(path.parent)
+    except OSError as error:  # the cache may be read-only
+        _log.info("%s", masked(f"The index of {url} cannot be kept as {str(path)!r}: {error}"))
+
+
+def keep_index(url: str, version: Version) -> None:
+    """Keep the index of a shard in the local cache, so that a copy of the shard opens without its storage."""
+    index = None if keeps(url, version) else find_index(url, version).index
+    if index is not None:
+        keep(url, replace(index, version=version))
+
+
+def put_index(url: str, index: ShardIndex) -> None:
+    """Write an index beside its shard, or to the local cache if the storage is read-only."""
+    is_kept = Path(_cached_index(url)).exists()  # that one is looked at first
+    try:
+        write_url(index_url(url), index.to_bytes())
+    except Exception as error:  # of any file system, which may be read-only
+        _log.info("%s", masked(f"The index of {url} cannot be written beside it: {error}"))
+        is_kept = True
+    if is_kept:
+        keep(url, index)
 
 
 def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join: Callable[[], Catalog]) -> Catalog:
@@ -141,7 +306,7 @@ class KnownIndexes:
         found = cls()
         for folder, some in _by_folder(urls).items():
             source = if_there(version_of, f"{folder}/{DATA_SET_INDEX}") if len(some) >= _FEW else None
-            is_cached = _FEW <= len(some) <= _CHECKED and all(map(os.path.exists, map(cached_index, some)))
+            is_cached = _FEW <= len(some) <= _CHECKED and all(map(os.path.exists, map(_cached_index, some)))
             if source is None and not is_cached:
                 continue
             try:
@@ -172,14 +337,8 @@ class KnownIndexes:
                 _log.info("The index of the dataset in %s is not used: %s", masked(folder), error)
         for url in self.others:
             with suppress(DataError, OSError):
-                found[url] = ShardIndex.from_bytes(Path(cached_index(url)).read_bytes(), url)
+                found[url] = ShardIndex.from_bytes(Path(_cached_index(url)).read_bytes(), url)
         return {url: index for url, index in found.items() if self.confirms(url, index.version)}
-
-
-def cached_index(url: str) -> str:
-    """Return the path of a shard's index in the local cache."""
-    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
-    return str(cache_folder("indexes") / f"{cached_name(absolute)}.index")
 
 
 def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, ShardIndex]]:

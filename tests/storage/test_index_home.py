@@ -18,9 +18,9 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.cli import main
-from kdpipes.storage import catalog, catalog_file
+from kdpipes.storage import index_home
 from kdpipes.storage.catalog import open_catalog
-from kdpipes.storage.catalog_file import DATA_SET_INDEX
+from kdpipes.storage.index_home import DATA_SET_INDEX
 from kdpipes.storage.local import locked
 from kdpipes.storage.shard_index import Catalog
 from tests.faulty_storage import faulty_storage
@@ -117,7 +117,7 @@ def test_processes_that_open_together_send_the_requests_of_one(s3: str, proxy: P
             return locked(path)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(catalog_file, "locked", waits)
+            patch.setattr(index_home, "locked", waits)
             assert len(kdp.open_shards(urls_in(s3))) == 3 * NUM_SHARDS
 
     num_before = len(proxy.requests())
@@ -185,14 +185,14 @@ def test_the_local_cache_of_indexes_keeps_to_its_limit(
         for number, other in enumerate(others):
             other.write_bytes(bytes(1_000_000))
             os.utime(other, (number, number))
-        monkeypatch.setattr(catalog_file, "_MAX_BYTES", 1_500_000)
+        monkeypatch.setattr(index_home, "_MAX_BYTES", 1_500_000)
         len(kdp.open_shards(urls))
     assert [other.exists() for other in others] == [False, False, True]
     assert joined.exists()
 
 
-@mock.patch.object(catalog_file, "_MAX_BYTES", 1_000)
-@mock.patch.object(catalog, "_BETWEEN_SWEEPS", 1)
+@mock.patch.object(index_home, "_MAX_BYTES", 1_000)
+@mock.patch.object(index_home, "_BETWEEN_SWEEPS", 1)
 def test_streams_keep_the_local_cache_of_indexes_to_its_limit(tmp_path: Path, cache: Path) -> None:
     shards_of(tmp_path, 0)
     with faulty_storage(str(tmp_path)):
