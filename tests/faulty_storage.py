@@ -29,7 +29,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from kdpipes.core.errors import check_seed, must_be
 from kdpipes.core.randomness import hash_key
-from kdpipes.storage.local import pread
+from kdpipes.storage.files import pread
 
 FaultKind = Literal[
     "latency",

@@ -29,8 +29,8 @@ from kdpipes.core.randomness import SampleKey
 from kdpipes.core.sample import Block, Sample
 from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe, SampleMapperMapDataPipe, register_operation
 from kdpipes.core.traits import Traits
+from kdpipes.storage.access import Access
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
-from kdpipes.storage.requests import Access
 from kdpipes.storage.urls import is_local
 
 Verify = Literal["always", "once", "never"]

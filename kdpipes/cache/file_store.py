@@ -11,8 +11,8 @@ from kdpipes.cache.folder import LocalFolder, RemoteFolder, read_metadata
 from kdpipes.cache.store import CacheStats, CacheStore, Rejection, bound_to, check_key
 from kdpipes.core.errors import DataError
 from kdpipes.core.processes import forget_after_fork
+from kdpipes.storage.access import Access
 from kdpipes.storage.filesystems import check_filesystem
-from kdpipes.storage.requests import Access
 from kdpipes.storage.urls import is_local, join_url
 
 

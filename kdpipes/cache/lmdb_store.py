@@ -22,7 +22,7 @@ from kdpipes.cache.shared_folder import SharedFolder, free_bytes
 from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Rejection, bound_to, check_key
 from kdpipes.core.errors import DataError, check_count, must_be
 from kdpipes.core.processes import at_fork
-from kdpipes.storage.local import map_file
+from kdpipes.storage.memory import map_file
 from kdpipes.storage.urls import is_local
 
 Result = TypeVar("Result")

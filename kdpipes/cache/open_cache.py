@@ -27,11 +27,11 @@ from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked
 from kdpipes.core.shared import PackedStrings, Shared
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
+from kdpipes.storage.files import cache_folder
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.index_home import kept_indexes
-from kdpipes.storage.local import cache_folder
-from kdpipes.storage.requests import Access, using
 from kdpipes.storage.urls import is_local
 
 _KEYS = b"\0contents", b"\0contents again"  # twice: nothing else knows the samples' keys and labels

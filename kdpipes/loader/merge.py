@@ -27,7 +27,7 @@ from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import Row, WorkerTimes
 from kdpipes.loader.receipt import Delivered
 from kdpipes.loader.worker import Assignment, Worker
-from kdpipes.storage.requests import Threads
+from kdpipes.storage.access import Threads
 
 _MOST_PIECES = 20_000  # of each worker, for a trace
 _MOST_WORKERS = 256  # measurements of so many workers are kept

@@ -33,7 +33,7 @@ from kdpipes.loader.buffers import Array, SharedBuffers, pack, places_of
 from kdpipes.loader.channel import Channel, Kind, Message, SharedFile
 from kdpipes.loader.profile import producer_of
 from kdpipes.loader.worker import Assignment, Options
-from kdpipes.storage.decoding import dumps_with_pillow, loads_with_pillow
+from kdpipes.storage.images import dumps_with_pillow, loads_with_pillow
 
 _SMALL = 1 << 14  # bytes that are part of the message; larger batches go through shared memory
 _FEW_BYTES = 1 << 16

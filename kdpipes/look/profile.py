@@ -22,7 +22,7 @@ from kdpipes.loader.profile import COPYING, Measured, WorkerTimes
 from kdpipes.look.batch import BATCH_SIZE, chain_in
 from kdpipes.look.figures import Figure, bar_chart
 from kdpipes.look.rendering import bytes_text, render, seconds_text, table_lines
-from kdpipes.storage.local import replace_file
+from kdpipes.storage.files import replace_file
 
 Kind = Literal["storage", "plan", "decoding", "transforms", "cache", "transfer", "device"]
 SENDING, BORROWED = "(sending)", "(deal)"  # these take time, but are not pipes of the chain

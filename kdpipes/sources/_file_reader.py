@@ -11,10 +11,10 @@ from typing import Any
 from kdpipes.core.order import Order
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.sources._member_reader import Habit
+from kdpipes.storage.access import Access, Threads, using
 from kdpipes.storage.files import read_url
 from kdpipes.storage.readers import Version
 from kdpipes.storage.remote import RangeReader, Span
-from kdpipes.storage.requests import Access, Threads, using
 from kdpipes.storage.urls import is_local
 
 _GUESS = 1 << 20  # the size assumed for files of unknown size

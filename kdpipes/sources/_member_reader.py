@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +17,13 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger
 from kdpipes.core.order import WINDOW, Order
 from kdpipes.core.processes import forget_after_fork
-from kdpipes.storage.local import crc32, read_span
+from kdpipes.storage.access import Access, using
+from kdpipes.storage.files import crc32
+from kdpipes.storage.memory import read_span
 from kdpipes.storage.readers import Version
 from kdpipes.storage.remote import RangeReader, Span, read_range
-from kdpipes.storage.requests import NUM_TRIES, Access, using
-from kdpipes.storage.shard_cache import ShardCache, Survey
-from kdpipes.storage.shard_folder import Shard
+from kdpipes.storage.retries import NUM_TRIES
+from kdpipes.storage.shard_cache import AT_ONCE, Shard, ShardCache
 from kdpipes.storage.shard_index import UNCHECKED, Catalog, Places
 from kdpipes.storage.urls import is_local
 
@@ -220,6 +224,106 @@ class MemberReader:
         else:
             here = [number for number in distinct if self._cache.has(_shard(catalog, number))]
         return np.isin(numbers, here)
+
+
+class Visits(NamedTuple):
+    """The intervals of an epoch in which shards are needed, sorted by their starts; all arrays are `[n]`.
+
+    Args:
+        shards: The numbers of the shards.
+        starts: The places in the epoch at which the intervals start.
+        stops: The places before which they end.
+    """
+
+    shards: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+    def untils(self) -> NDArray[np.int64]:
+        """Return for each visit the last visit that begins before it ends."""
+        untils: NDArray[np.int64] = np.searchsorted(self.starts, self.stops - 1, side="right") - 1
+        return untils
+
+
+class Survey:
+    """Which shards an epoch needs, and when, read from its positions window by window.
+
+    Positions are not kept: an epoch of 10^7 samples takes one byte for each sample of the source.
+
+    Args:
+        shards: The shard of each sample of the source, `[size]`.
+        is_counted: For each shard, whether it counts.
+        orders: The positions of the epoch, in windows; each is iterated twice.
+
+    >>> Survey(np.array([3, 3, 0, 1, 0, 1]), np.ones(4, dtype=bool), [np.arange(6)]).visits.shards
+    array([3, 0, 1])
+    """
+
+    def __init__(self, shards: NDArray[Any], is_counted: NDArray[np.bool_], *orders: Iterable[NDArray[Any]]) -> None:
+        self._shards, self._is_counted, self.orders = shards, is_counted, orders
+        self.is_used = np.zeros(len(shards), dtype=bool)  # which samples of the source are needed
+        self.counts = np.zeros(len(is_counted), dtype=np.int64)  # how many samples of each shard are needed
+        self._num_runs = 0  # how many times the epoch goes on to another shard
+        digest, last = hashlib.blake2b(digest_size=16), -1
+        for positions, numbers in self._counted(digest.update):
+            self.is_used[positions] = True
+            self.counts += np.bincount(numbers, minlength=len(self.counts))
+            self._num_runs += int(np.count_nonzero(np.diff(numbers, prepend=last)))
+            last = int(numbers[-1])
+        self.num_samples = int(self.counts.sum())
+        self.digest = digest.digest()  # of all positions
+
+    def _counted(self, note: Callable[[bytes], None] | None = None) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Yield positions and their shards, window by window, without those whose shards do not count."""
+        for positions in chain.from_iterable(self.orders):
+            if note is not None:
+                note(positions.astype(np.int64, copy=False).tobytes())
+            numbers = self._shards[positions]
+            is_counted = self._is_counted[numbers]
+            if is_counted.any():
+                yield positions[is_counted], numbers[is_counted]
+
+    @cached_property
+    def visits(self) -> Visits:
+        """The visits of the epoch; a shard that is needed again soon is still being visited."""
+        far = AT_ONCE * self.num_samples // max(int(np.count_nonzero(self.counts)), 1)
+        latest = np.zeros(len(self.counts), dtype=np.int64)  # the last visit of each shard so far
+        ends = np.full(len(self.counts), -far - 1)  # where that ends; long before the epoch where there is none
+        shards, begins, places, stops = ([np.zeros(0, dtype=np.int64)] for _ in range(4))
+        size = done = 0
+        for _, numbers in self._counted():
+            edges = np.flatnonzero(np.diff(numbers)) + 1
+            starts = np.concatenate([[0], edges])
+            order = np.argsort(numbers[starts], kind="stable")  # runs by shard
+            which, starts = numbers[starts][order], starts[order] + done
+            ends_of_runs = np.append(edges, len(numbers))[order] + done
+            is_first = np.diff(which, prepend=-1) != 0  # of its shard, in this window
+            is_new = starts - np.where(is_first, ends[which], np.roll(ends_of_runs, 1)) > far
+            known = np.where(is_new, size + np.cumsum(is_new) - 1, latest[which])
+            visits = known[np.maximum.accumulate(np.where(is_new | is_first, np.arange(len(which)), 0))]
+            latest[which], ends[which] = visits, ends_of_runs  # of equal indices, NumPy keeps what comes last
+            shards.append(which[is_new])
+            begins.append(starts[is_new])
+            is_last = np.append(visits[1:] != visits[:-1], True)
+            places.append(visits[is_last])
+            stops.append(ends_of_runs[is_last])
+            size, done = size + int(is_new.sum()), done + len(numbers)
+        stop_of = np.zeros(size, dtype=np.int64)
+        stop_of[np.concatenate(places)] = np.concatenate(stops)
+        start_of = np.concatenate(begins)
+        by_start = np.argsort(start_of, kind="stable")
+        return Visits(np.concatenate(shards)[by_start], start_of[by_start], stop_of[by_start])
+
+    def goes_by_shards(self) -> bool:
+        """Return whether the epoch reads shard after shard, or a few side by side."""
+        if not self.num_samples:
+            return False
+        num_shards = int(np.count_nonzero(self.counts))
+        most = 2 * num_shards * self.num_samples / np.count_nonzero(self.is_used)  # twice for each round
+        if self._num_runs <= most:
+            return True
+        num_at_once = (self.visits.stops - self.visits.starts).sum() / self.num_samples
+        return bool(len(self.visits.shards) <= most and num_at_once <= min(AT_ONCE, num_shards / 2))
 
 
 def _shard(catalog: Catalog, number: int) -> Shard:

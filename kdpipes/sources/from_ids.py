@@ -23,10 +23,10 @@ from kdpipes.core.sample import Block, Rows
 from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
+from kdpipes.storage.access import Access
 from kdpipes.storage.decoding import decode_array
 from kdpipes.storage.files import file_stamp
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.requests import Access
 from kdpipes.storage.urls import identity_of, is_local, path_of
 
 

@@ -23,8 +23,8 @@ from kdpipes.core.sample import Rows
 from kdpipes.core.shared import Shared
 from kdpipes.sources._tables import as_arrow, class_names_of, files_of, read_files
 from kdpipes.sources.from_ids import FileLoader, IdReaderMapDataPipe
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.requests import Access, using
 from kdpipes.storage.urls import folder_of, identity_of, is_local, join_url
 
 try:

@@ -22,10 +22,10 @@ from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
-from kdpipes.storage.decoding import image_suffixes
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import file_stamp, is_hidden, list_files, list_versions
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.requests import Access, using
+from kdpipes.storage.images import image_suffixes
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
 _NUM_NAMED = 3  # files or folders in a warning

@@ -22,14 +22,15 @@ from kdpipes.core.sample import Block, Rows
 from kdpipes.core.shared import Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._member_reader import Fetch, MemberReader
+from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import open_catalog
-from kdpipes.storage.decoding import decode_member, version_suffix
+from kdpipes.storage.columns import missing_in, values_of
+from kdpipes.storage.decoding import decode_member
 from kdpipes.storage.files import forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.index_home import find_index
-from kdpipes.storage.requests import DEFAULT_S, Access, using
 from kdpipes.storage.shard_cache import ShardCache
-from kdpipes.storage.shard_index import Catalog, Places, by_gaps, missing_in, values_of
+from kdpipes.storage.shard_index import Catalog, Places, by_gaps
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
@@ -44,7 +45,7 @@ def _stamp_of(catalog: Catalog, index: int) -> str:
     number = int(catalog.shards[index])
     url, (size, tag) = catalog.urls[number], catalog.versions[number]
     where = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay
-    return f"{where} {size} {tag}{version_suffix(catalog.fields)}"
+    return f"{where} {size} {tag}"
 
 
 def _warn_of_dots(catalog: Catalog) -> None:

@@ -18,14 +18,14 @@ from kdpipes.core.labels import number_fields
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
+from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import IndexRecorder
-from kdpipes.storage.decoding import decode_member, version_suffix
-from kdpipes.storage.files import file_stamp, forget_listings, matching_urls, version_of
+from kdpipes.storage.decoding import decode_member
+from kdpipes.storage.files import crc32, file_stamp, forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.index_home import current_index
-from kdpipes.storage.local import crc32
 from kdpipes.storage.remote import RemoteStream, Span, StreamsAhead, read_range
-from kdpipes.storage.requests import DEFAULT_S, NUM_TRIES, Access, using
+from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Member, compression_of, is_compressed, read_members
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
@@ -264,8 +264,8 @@ class ShardStreamerIterDataPipe(IterPipe):
             member.field: self._member(url, member, content, known.get(member.offset)) for member, content in group
         }
         number_fields(fields, self._given_names)
-        first, suffix = group[0][0], version_suffix(fields)
-        sample = Sample(fields, key=f"{name}/{first.key}", index=index, version=lambda: self._stamp_of(url) + suffix)
+        first = group[0][0]
+        sample = Sample(fields, key=f"{name}/{first.key}", index=index, version=lambda: self._stamp_of(url))
         if len(fields) < len(self._seen):
             sample.lack(self._seen - fields.keys(), f"{url!r} at offset {first.offset}")
         return sample

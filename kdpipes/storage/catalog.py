@@ -16,7 +16,9 @@ from typing import Literal, TypeVar
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import logger
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.storage.files import version_of
+from kdpipes.storage.access import Threads
+from kdpipes.storage.columns import Column, ColumnBuilder
+from kdpipes.storage.files import crc32, version_of
 from kdpipes.storage.index_home import (
     IndexState,
     KnownIndexes,
@@ -25,15 +27,13 @@ from kdpipes.storage.index_home import (
     index_url,
     joined_once,
     keep,
-    keeps,
     kept_index,
     put_index,
 )
-from kdpipes.storage.local import crc32
 from kdpipes.storage.readers import Version, md5_of
 from kdpipes.storage.remote import RangeReader, Span
-from kdpipes.storage.requests import NUM_TRIES, NUM_TRIES_WITH_COPY, Threads, is_rejected, retried
-from kdpipes.storage.shard_index import Catalog, Column, ColumnBuilder, IndexBuilder, ShardIndex
+from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
+from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample, ends_early, index_shard, is_compressed, read_members
 from kdpipes.storage.urls import is_local
 
@@ -185,7 +185,9 @@ class IndexRecorder:
 
     def begin(self, version: Version) -> None:
         """Record a version of the shard, unless its index is already kept."""
-        self._version = version if version.tag and not keeps(self._url, version) else None
+        kept = kept_index(self._url)
+        is_kept = kept is not None and kept.version == version
+        self._version = version if version.tag and not is_kept else None
 
     def add(self, group: Sequence[tuple[Member, bytes]]) -> None:
         """Add the members of the next sample."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.core.errors import DataError, must_be
-from kdpipes.storage.local import crc32
+from kdpipes.storage.files import crc32
 
 _MARK = b"kdp"
 FORMAT = 3  # of entries, and of the folders that hold them; 1 and 2 had headers in JSON

@@ -1,27 +1,39 @@
-"""The file system of a URL, looked up once per process, and the guard that keeps HTTP out of private networks."""
+"""File systems of fsspec: found by URL, kept out of private networks, and read with checks.
+
+fsspec returns only the bytes of a response. What HTTP servers and S3 say about them (`Content-Range`, `ETag`) is needed
+to notice another version of the file, a wrong range, or a body without an end.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
 import os
 import socket
 import threading
-from collections.abc import Iterable
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import fsspec
+from fsspec.asyn import sync
 from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import must_be
 from kdpipes.core.secrets import masked
-from kdpipes.storage.requests import PrivateHostError, current_access
+from kdpipes.storage.access import current_access
+from kdpipes.storage.readers import WHOLE, Response, Stat, Wanted, stat_in
+from kdpipes.storage.retries import PrivateHostError, WrongResponseError, in_time, on_loop
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 _MANY = 4_096  # URLs
+_EXPECTED = 1 << 23  # bytes that a whole file is expected to have
+_STEP = 1 << 20  # bytes that are skipped at a time
+_PART, _MISSING = 206, 404  # of HTTP
 _EXTRAS = {
     "gs": "gcs",
     "gcs": "gcs",
@@ -44,7 +56,9 @@ class _Known(NamedTuple):
 
     def is_current(self, settings: dict[str, Any]) -> bool:
         """Return whether fsspec would return the same file system now."""
-        return self.process == os.getpid() and self.settings == settings and _is_kept(self.filesystem)
+        kind = type(self.filesystem)
+        is_kept = not kind.cachable or kind._cache.get(self.filesystem._fs_token) is self.filesystem
+        return self.process == os.getpid() and self.settings == settings and is_kept
 
 
 _shared: dict[str, _Known] = {}
@@ -58,12 +72,10 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     own. One is used for all URLs of a protocol, unless they hold more than the place of a file (`sftp://user@host/`).
     Changes of `fsspec.config.conf` and `clear_instance_cache()` take effect at the next call.
     """
-    found: tuple[Any, str]
     options, token = current_access().storage_options, current_access().token
     if split_chain(url)[1]:
         guards = {name: _guard(name) | options.get(name, {}) for name in _HTTP if f"{name}://" in url}
-        found = fsspec.core.url_to_fs(url, **options | guards)
-        return found
+        return fsspec.core.url_to_fs(url, **options | guards)  # type: ignore[no-any-return]
     protocol = fsspec.core.split_protocol(url)[0] or "file"
     settings = fsspec.config.conf.get(protocol) or {}
     mine: dict[str, _Known] = _own.__dict__
@@ -91,12 +103,6 @@ def filesystem_of(url: str) -> tuple[Any, str]:
 def parent_of(filesystem: Any, path: str) -> str:
     """Return the folder of a path, as the file system names it in its listings."""
     return str(filesystem._parent(path))
-
-
-def _is_kept(filesystem: Any) -> bool:
-    """Return whether fsspec's instance cache still holds the file system, if its class is cached at all."""
-    kind = type(filesystem)
-    return not kind.cachable or kind._cache.get(filesystem._fs_token) is filesystem
 
 
 def check_filesystem(param: str, url: str) -> None:
@@ -251,3 +257,136 @@ async def _addresses_of(host: str) -> list[str]:
     except OSError:
         return []
     return [str(entry[4][0]) for entry in found]
+
+
+class FsspecReader:
+    """A file that a file system of fsspec reads, within the time limit."""
+
+    def __init__(self, url: str, filesystem: Any, path: str) -> None:
+        self.url = url
+        self.filesystem = filesystem
+        self.path = path
+        self._is_http = "http" in filesystem.protocol
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether its file system reads ranges, as far as is known without a request."""
+        kind = type(self.filesystem)
+        return getattr(kind, "async_impl", False) or kind.cat_file is not AbstractFileSystem.cat_file
+
+    def stat(self) -> Stat:
+        """Ask for the entry of the file, which may come from a listing."""
+        info = ask(self.filesystem, "info", self.url, self.path)
+        has_ranges = info.get("partial", True) if self._is_http else self.has_ranges
+        return stat_in(info)._replace(has_ranges=has_ranges and info["size"] is not None)
+
+    def read(self, wanted: Wanted = WHOLE) -> Response:
+        """Make one request.
+
+        Raises:
+            NoRangesError: The server has returned the whole file in response to a range request.
+            TooLargeError: A file that is wanted whole has too many bytes.
+            WrongResponseError: Other bytes came.
+            SilenceError: It takes longer than the time limit.
+        """
+        num_bytes = _EXPECTED if wanted.stop is None else wanted.most
+        kind = type(self.filesystem)
+        read = _CHECKED.get(f"{kind.__module__}.{kind.__qualname__}")
+        if read is not None:
+            call = partial(sync, self.filesystem.loop, read, self.filesystem, self.path, wanted)
+            response: Response = on_loop(call, self.url, num_bytes)
+            return response
+        part = {} if wanted.stop is None else {"start": wanted.start, "end": wanted.stop}
+        content = ask(self.filesystem, "cat_file", self.url, self.path, num_bytes=num_bytes, **part)
+        wanted.check_length(len(content))
+        return Response(content)
+
+    def stream(self, start: int = 0) -> IO[bytes]:
+        """Open the file; where it cannot seek, the bytes before `start` are read, too."""
+        options = {"block_size": 0} if self._is_http else {}  # one response, no ranges
+        file: IO[bytes] = self.filesystem.open(self.path, "rb", **options)
+        if start and not self._is_http and file.seekable():
+            file.seek(start)
+            return file
+        missing = start
+        while missing:
+            part = file.read(min(missing, _STEP))
+            if not part:
+                file.close()
+                raise EOFError(f"it ends at byte {start - missing}")
+            missing -= len(part)
+        return file
+
+
+def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, **kwargs: Any) -> Any:
+    """Call a method of a file system, such as "info", within the time limit; errors name `url`.
+
+    Args:
+        filesystem: An fsspec file system.
+        method: The name of the method.
+        url: The URL of the file.
+        args: Positional arguments of the method.
+        num_bytes: The size of the response; large responses get more time.
+        kwargs: Keyword arguments of the method.
+
+    Raises:
+        SilenceError: It takes longer than the time limit.
+    """
+    call = partial(getattr(filesystem, method), *args, **kwargs)
+    # fsspec generates the synchronous methods of asynchronous file systems; only these take a timeout.
+    is_generated = getattr(filesystem, "async_impl", False) and method in vars(filesystem)
+    return on_loop(call, url, num_bytes) if is_generated else in_time(call, url, num_bytes)
+
+
+async def _read_http(filesystem: Any, url: str, wanted: Wanted) -> Response:
+    options = dict(filesystem.kwargs)
+    headers = {**options.pop("headers", {}), **wanted.range_header, "Accept-Encoding": "identity"}
+    session = await filesystem.set_session()
+    async with session.get(filesystem.encode_url(url), headers=headers, **options) as response:
+        if response.status == _MISSING:
+            raise FileNotFoundError(url)
+        response.raise_for_status()
+        known: Mapping[str, str] = response.headers
+        is_part = response.status == _PART
+        wanted.check_head(is_part, known.get("Content-Range"), response.content_length)
+        content = await _body(response.content.read, wanted)
+        expected = None if is_part else known.get("Content-MD5")
+        found = b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode() if expected else None
+        if found != expected:
+            raise WrongResponseError(f"the body has the MD5 {found!r}, but its header says {expected!r}")
+    return Response(content, _tag(known.get("ETag") or known.get("Last-Modified")))
+
+
+async def _read_s3(filesystem: Any, path: str, wanted: Wanted) -> Response:
+    bucket, key, version = filesystem.split_path(path)
+    options = {**wanted.range_header, **({"VersionId": version} if version else {})}
+    response = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **options)
+    body = response["Body"]
+    try:
+        is_part = response["ResponseMetadata"]["HTTPStatusCode"] == _PART
+        wanted.check_head(is_part, response.get("ContentRange"), response.get("ContentLength"))
+        content = await _body(body.read, wanted)
+    finally:
+        body.close()
+    return Response(content, _tag(response.get("ETag")))
+
+
+_CHECKED: dict[str, Callable[[Any, str, Wanted], Awaitable[Response]]] = {
+    "fsspec.implementations.http.HTTPFileSystem": _read_http,
+    "s3fs.core.S3FileSystem": _read_s3,
+}
+
+
+async def _body(read: Callable[[int], Awaitable[bytes]], wanted: Wanted) -> bytes:
+    """Return a body, of which no more is read than it may have."""
+    parts: list[bytes] = []
+    length = 0
+    while part := await read(wanted.most + 1 - length):
+        parts.append(part)
+        length += len(part)
+        wanted.check_length(length)
+    return b"".join(parts)
+
+
+def _tag(value: str | None) -> str:
+    return f"tag:{value}" if value else ""

@@ -19,10 +19,21 @@ from typing import Literal
 from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger
 from kdpipes.core.secrets import masked
-from kdpipes.storage.files import if_there, list_folder, read_url, stat_of, version_of, write_url
-from kdpipes.storage.local import cache_folder, cached_name, locked, make_cache_folder, replace_file
+from kdpipes.storage.files import (
+    cache_folder,
+    cached_name,
+    if_there,
+    list_folder,
+    locked,
+    make_cache_folder,
+    read_url,
+    replace_file,
+    stat_of,
+    version_of,
+    write_url,
+)
 from kdpipes.storage.readers import MAX_BYTES, Version
-from kdpipes.storage.requests import TooLargeError
+from kdpipes.storage.retries import TooLargeError
 from kdpipes.storage.shard_index import Catalog, ShardIndex
 from kdpipes.storage.tar import ends_early, is_index_of
 from kdpipes.storage.urls import identity_of, is_local, split_chain
@@ -88,7 +99,7 @@ class IndexFound:
 def current_index(url: str, version: Version) -> IndexFound:
     """Look for a shard's index as `find_index` does; one of a copy is kept, so that it need not be compared again."""
     found = find_index(url, version)
-    if found.index is None or _is_of(found.index, version):
+    if found.index is None or (version.tag and found.index.version == version):
         return found
     index = replace(found.index, version=version)
     keep(url, index)
@@ -114,7 +125,7 @@ def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFo
         except DataError as error:
             damage.append(error)
             continue
-        if _is_of(index, version) and not ends_early(index, url):
+        if version.tag and index.version == version and not ends_early(index, url):
             return IndexFound("fresh", index, damage)
         indexes.append((place, index))
     fitting = (index for place, index in indexes if _may_fit(index.version, version, place, url))
@@ -145,10 +156,6 @@ def _is_newer(place: str, url: str) -> bool:
     return index is not None and shard is not None and index >= shard
 
 
-def _is_of(index: ShardIndex, version: Version) -> bool:
-    return bool(version.tag) and index.version == version
-
-
 def kept_index(url: str) -> ShardIndex | None:
     """Return the index of a shard in the local cache, of whatever version of the shard; None if it has none."""
     content = if_there(read_url, _cached_index(url))
@@ -156,12 +163,6 @@ def kept_index(url: str) -> ShardIndex | None:
         return None if content is None else ShardIndex.from_bytes(content, url)
     except DataError:
         return None
-
-
-def keeps(url: str, version: Version) -> bool:
-    """Return whether the local cache has the index of a version of a shard."""
-    index = kept_index(url)
-    return index is not None and index.version == version
 
 
 def keep(url: str, index: ShardIndex) -> None:
@@ -178,9 +179,11 @@ def keep(url: str, index: ShardIndex) -> None:
 
 def keep_index(url: str, version: Version) -> None:
     """Keep the index of a shard in the local cache, so that a copy of the shard opens without its storage."""
-    index = None if keeps(url, version) else find_index(url, version).index
-    if index is not None:
-        keep(url, replace(index, version=version))
+    kept = kept_index(url)
+    if kept is None or kept.version != version:
+        index = find_index(url, version).index
+        if index is not None:
+            keep(url, replace(index, version=version))
 
 
 def put_index(url: str, index: ShardIndex) -> None:

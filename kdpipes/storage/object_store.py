@@ -14,17 +14,19 @@ import math
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from kdpipes.core.processes import ForkLock, forget_after_fork
+from kdpipes.core.processes import ForkLock
 from kdpipes.core.secrets import masked
-from kdpipes.storage.readers import WHOLE, FsspecReader, Response, Stat, Wanted, stat_in
-from kdpipes.storage.requests import NoRangesError, SilenceError, current_access
+from kdpipes.storage.access import current_access
+from kdpipes.storage.filesystems import FsspecReader
+from kdpipes.storage.readers import WHOLE, Response, Stat, Wanted, stat_in
+from kdpipes.storage.retries import NoRangesError, SilenceError
 
 _WITHOUT_EFFECT = {  # on reads through obstore
     *("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop", "asynchronous"),
@@ -70,12 +72,12 @@ class ObjectReader(FsspecReader):
         # In other storage than S3, listings have other ETags than objects have through obstore.
         is_listed = self.path.rpartition("/")[0] in self.filesystem.dircache
         stat = self._attempt(self._head) if self._kind == "s3" and not is_listed else None
-        return super().stat() if stat is None else stat
+        return stat or super().stat()
 
     def read(self, wanted: Wanted = WHOLE) -> Response:
         """Make one request."""
         response = self._attempt(partial(self._get, wanted=wanted))
-        return super().read(wanted) if response is None else response
+        return response or super().read(wanted)
 
     def _attempt(self, action: Callable[[Any, Any, str], Result]) -> Result | None:
         """Return the result of a function of obstore's module, a client and a key; None if obstore cannot do it.
@@ -101,7 +103,7 @@ class ObjectReader(FsspecReader):
             timeout = current_access().timeout_s
             if "301 Moved" in text or "PermanentRedirect" in text or "AuthorizationHeaderMalformed" in text:
                 # A bucket of another region of S3, which s3fs finds out.
-                _clients_of(self.filesystem).known[bucket, timeout] = None
+                self.filesystem.__dict__["_kdpipes_clients"][os.getpid(), bucket, timeout] = None
                 return None
             if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
                 raise PermissionError(_reason_of(text)) from None
@@ -112,12 +114,17 @@ class ObjectReader(FsspecReader):
             raise FileNotFoundError(_reason_of(str(error))) from None
 
     def client(self) -> Any:
-        """Return obstore's client of the bucket; None if obstore cannot be used or lacks an option."""
-        clients = _clients_of(self.filesystem)
-        library = _library() if clients.is_installed else None
-        if library is None:
-            return None
-        return clients.get(library, self._kind, self.filesystem, self.path.partition("/")[0])
+        """Return obstore's client of the bucket; None if obstore is not installed or lacks an option."""
+        clients: dict[tuple[int, str, float | None], Any] = self.filesystem.__dict__.setdefault("_kdpipes_clients", {})
+        bucket, timeout = self.path.partition("/")[0], current_access().timeout_s
+        # A client belongs to a process. 64 threads that begin together would make 64 clients in 20 s of CPU.
+        name = os.getpid(), bucket, timeout
+        if name not in clients:
+            library = None if importlib.util.find_spec("obstore") is None else _library()
+            with _loading.lock:
+                if name not in clients and library is not None:
+                    clients[name] = _new_client(library, self._kind, self.filesystem, bucket, timeout)
+        return clients.setdefault(name, None)
 
     def _head(self, library: Any, client: Any, key: str) -> Stat | None:
         try:
@@ -149,34 +156,6 @@ def remote_reader(url: str, filesystem: Any, path: str) -> FsspecReader:
     if kind is None or filesystem.asynchronous:
         return FsspecReader(url, filesystem, path)
     return ObjectReader(url, filesystem, path, kind)
-
-
-class _Clients:
-    """The clients of a file system, by bucket and time limit. 64 threads would otherwise make 64 in 20 s of CPU."""
-
-    def __init__(self) -> None:
-        self.is_installed = importlib.util.find_spec("obstore") is not None
-        self.forget()
-        forget_after_fork(self)
-
-    def forget(self) -> None:
-        """Start over without the clients, which belong to another process."""
-        self._lock = threading.Lock()
-        self.known: dict[tuple[str, float | None], Any] = {}
-
-    def get(self, library: _Library, kind: str, filesystem: Any, bucket: str) -> Any:
-        """Return the client of a bucket, which is made first if it is missing."""
-        timeout = current_access().timeout_s
-        with self._lock:
-            if (bucket, timeout) not in self.known:
-                self.known[bucket, timeout] = _new_client(library, kind, filesystem, bucket, timeout)
-            return self.known[bucket, timeout]
-
-
-def _clients_of(filesystem: Any) -> _Clients:
-    attributes: dict[str, Any] = filesystem.__dict__
-    clients: _Clients | None = attributes.get("_kdpipes_clients")
-    return clients or attributes.setdefault("_kdpipes_clients", _Clients())
 
 
 def _reason_of(text: str) -> str:
@@ -216,10 +195,9 @@ _loading = ForkLock()
 
 
 def _imported_library() -> _Library | None:
-    try:
-        return _Library(importlib.import_module("obstore._obstore"), importlib.import_module("obstore._store"))
-    except ImportError:
-        return None
+    with suppress(ImportError):
+        return _Library(*map(importlib.import_module, ("obstore._obstore", "obstore._store")))
+    return None
 
 
 def _copied_library() -> _Library | None:
@@ -273,7 +251,7 @@ def _new_client(library: Any, kind: str, filesystem: Any, bucket: str, timeout: 
             bucket,
             config=found.config,
             client_options=client_options,
-            retry_config={"max_retries": 0},  # `requests` has the one policy
+            retry_config={"max_retries": 0},  # `retries` has the one policy
             credential_provider=found.provider,
         )
     except library.functions.exceptions.BaseError:  # such as a file of credentials of a kind that it does not know

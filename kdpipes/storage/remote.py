@@ -19,22 +19,12 @@ from typing import Any, NamedTuple
 
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import forget_after_fork
+from kdpipes.storage.access import Threads, current_access, using
 from kdpipes.storage.files import ReplacedError, naming, reader_of, reject_other, stat_of
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.object_store import remote_reader
 from kdpipes.storage.readers import Content, Stat, Version, Wanted, is_other
-from kdpipes.storage.requests import (
-    NUM_SILENT,
-    NoRangesError,
-    SilenceError,
-    Threads,
-    current_access,
-    hedged,
-    in_time,
-    retried,
-    using,
-    what_went_wrong,
-)
+from kdpipes.storage.retries import NUM_SILENT, NoRangesError, SilenceError, hedged, in_time, retried, what_went_wrong
 from kdpipes.storage.urls import is_local
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 23
@@ -135,8 +125,15 @@ class RangeReader:
     ) -> None:
         self._max_gap, self._max_span, self._num_threads = max_gap, max_span, num_threads
         self._max_bytes, self._max_spent = max_bytes, max_spent
-        arguments = {"max_gap": max_gap, "max_span": max_span, "max_bytes": max_bytes}
-        self._anew = partial(RangeReader, **arguments, max_spent=max_spent, num_threads=num_threads, read=read)
+        self._anew = partial(
+            RangeReader,
+            read=read,
+            max_gap=max_gap,
+            max_span=max_span,
+            max_bytes=max_bytes,
+            max_spent=max_spent,
+            num_threads=num_threads,
+        )
         self._read_file = read
         self.forget()
         forget_after_fork(self)

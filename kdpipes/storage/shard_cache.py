@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import shutil
 import threading
+import time
 import weakref
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
-from itertools import chain
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger, warn
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.core.secrets import masked
-from kdpipes.storage.files import ReplacedError
+from kdpipes.storage.access import Access, Threads, current_access, using
+from kdpipes.storage.files import (
+    CAN_HOLD,
+    HeldFile,
+    ReplacedError,
+    cache_folder,
+    cached_name,
+    locked,
+    make_cache_folder,
+    pread,
+    reject_other,
+    write_all,
+)
 from kdpipes.storage.index_home import keep_index
-from kdpipes.storage.local import CAN_HOLD, HeldFile, cache_folder, pread
-from kdpipes.storage.requests import Access, Threads, current_access, using
-from kdpipes.storage.shard_folder import Shard, ShardFolder, StoredFile, download
+from kdpipes.storage.readers import Version, md5_of
+from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 
-_AT_ONCE = 16  # how many shards an order may go through side by side
+AT_ONCE = 16  # how many shards an order may go through side by side
 _NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
+_NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
+_WHOLE, _PART, _LOCK = ".tar", ".part", "lock"
+_PATIENCE_S, _POLL_S = 60.0, 0.01
+_CHUNK = 1 << 20
+_without_md5: set[str] = set()  # folders whose tags look like checksums but are not
 _log = logger(__name__)
 
 
@@ -47,6 +64,8 @@ class ShardCache:
 
     def __init__(self, folder: str | None = None, max_bytes: int | None = None, num_ahead: int = 2) -> None:
         self._place, self._num_ahead = (folder, max_bytes), num_ahead
+        # Whether the user has chosen the folder.
+        self.has_own_folder = folder is not None
         self._end: Any = None
         self.forget()
         forget_after_fork(self)
@@ -72,11 +91,6 @@ class ShardCache:
         except OSError as error:
             fetcher.failure = error
         return self._is_able(fetcher)
-
-    @property
-    def has_own_folder(self) -> bool:
-        """Whether the user has chosen the folder of the cache."""
-        return self._place[0] is not None
 
     def has(self, shard: Shard) -> bool:
         """Return whether a shard is in the cache."""
@@ -200,7 +214,7 @@ class _Fetcher:
         file = self._fetched(shard, waits=True) if fetches else self.folder.find(shard)
         if file is not None:
             # Shards that are read side by side stay open, if there is room for twice as many.
-            number = min(self.order.num_at_once, _AT_ONCE)
+            number = min(self.order.num_at_once, AT_ONCE)
             is_roomy = 2 * number * shard.version.size <= self.folder.max_bytes()
             with self._lock:
                 self._held[shard.name] = file
@@ -319,101 +333,256 @@ class NeededShards:
         return self._places[name][number] if number < len(ends) else None
 
 
-class Visits(NamedTuple):
-    """The intervals of an epoch in which shards are needed, sorted by their starts; all arrays are `[n]`.
+class Shard(NamedTuple):
+    """A remote shard, as it was when its index was read.
 
     Args:
-        shards: The numbers of the shards.
-        starts: The places in the epoch at which the intervals start.
-        stops: The places before which they end.
+        url: The URL of the tar.
+        version: The version of the tar.
+        is_checked: Whether the index has a checksum of each member. Readers compare it with what they read.
     """
 
-    shards: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
+    url: str
+    version: Version
+    is_checked: bool = False
 
-    def untils(self) -> NDArray[np.int64]:
-        """Return for each visit the last visit that begins before it ends."""
-        untils: NDArray[np.int64] = np.searchsorted(self.starts, self.stops - 1, side="right") - 1
-        return untils
+    @property
+    def name(self) -> str:
+        """The name of its local files; another version has another name."""
+        return _name_of(self.url, *self.version)
 
 
-class Survey:
-    """Which shards an epoch needs, and when, read from its positions window by window.
+@lru_cache(maxsize=1024)
+def _name_of(url: str, size: int, tag: str) -> str:
+    return f"{cached_name(url, tag)}-{size}"
 
-    Positions are not kept: an epoch of 10^7 samples takes one byte for each sample of the source.
+
+Download = Callable[[Shard, HeldFile], bool]
+Expendable = Callable[[list["StoredFile"]], Iterable["StoredFile"]]
+
+
+class StoredFile(NamedTuple):
+    """A file in the folder: a whole shard, or part of one, for which the whole size in bytes is reserved."""
+
+    path: Path
+    name: str  # of the shard
+    size: int  # of the whole shard
+    num_bytes: int  # of the file
+    used: float  # when it was used last
+
+
+class ShardFolder:
+    """Whole shards as files, `NAME.tar`, and unfinished ones, `NAME.part`.
+
+    A process that fills a part holds it alone; processes that read a shard share it; files that no process holds may be
+    removed. One process at a time makes room, with the file `lock` locked. When a process is killed, the system
+    releases what it held, and the next process continues with its part.
 
     Args:
-        shards: The shard of each sample of the source, `[size]`.
-        is_counted: For each shard, whether it counts.
-        orders: The positions of the epoch, in windows; each is iterated twice.
-
-    >>> Survey(np.array([3, 3, 0, 1, 0, 1]), np.ones(4, dtype=bool), [np.arange(6)]).visits.shards
-    array([3, 0, 1])
+        path: The folder; made when it is first needed.
+        max_bytes: The maximum size; None is half of what is free on the disk, counting its own shards as free.
     """
 
-    def __init__(self, shards: NDArray[Any], is_counted: NDArray[np.bool_], *orders: Iterable[NDArray[Any]]) -> None:
-        self._shards, self._is_counted, self.orders = shards, is_counted, orders
-        self.is_used = np.zeros(len(shards), dtype=bool)  # which samples of the source are needed
-        self.counts = np.zeros(len(is_counted), dtype=np.int64)  # how many samples of each shard are needed
-        self._num_runs = 0  # how many times the epoch goes on to another shard
-        digest, last = hashlib.blake2b(digest_size=16), -1
-        for positions, numbers in self._counted(digest.update):
-            self.is_used[positions] = True
-            self.counts += np.bincount(numbers, minlength=len(self.counts))
-            self._num_runs += int(np.count_nonzero(np.diff(numbers, prepend=last)))
-            last = int(numbers[-1])
-        self.num_samples = int(self.counts.sum())
-        self.digest = digest.digest()  # of all positions
+    def __init__(self, path: Path, max_bytes: int | None) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
 
-    def _counted(self, note: Callable[[bytes], None] | None = None) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield positions and their shards, window by window, without those whose shards do not count."""
-        for positions in chain.from_iterable(self.orders):
-            if note is not None:
-                note(positions.astype(np.int64, copy=False).tobytes())
-            numbers = self._shards[positions]
-            is_counted = self._is_counted[numbers]
-            if is_counted.any():
-                yield positions[is_counted], numbers[is_counted]
+    def max_bytes(self) -> int:
+        """Return the maximum size in bytes."""
+        if self._max_bytes is None:
+            make_cache_folder(self.path)
+            held = sum(entry.num_bytes for entry in self.entries())
+            self._max_bytes = (shutil.disk_usage(self.path).free + held) // 2
+        return self._max_bytes
 
-    @cached_property
-    def visits(self) -> Visits:
-        """The visits of the epoch; a shard that is needed again soon is still being visited."""
-        far = _AT_ONCE * self.num_samples // max(int(np.count_nonzero(self.counts)), 1)
-        latest = np.zeros(len(self.counts), dtype=np.int64)  # the last visit of each shard so far
-        ends = np.full(len(self.counts), -far - 1)  # where that ends; long before the epoch where there is none
-        shards, begins, places, stops = ([np.zeros(0, dtype=np.int64)] for _ in range(4))
-        size = done = 0
-        for _, numbers in self._counted():
-            edges = np.flatnonzero(np.diff(numbers)) + 1
-            starts = np.concatenate([[0], edges])
-            order = np.argsort(numbers[starts], kind="stable")  # runs by shard
-            which, starts = numbers[starts][order], starts[order] + done
-            ends_of_runs = np.append(edges, len(numbers))[order] + done
-            is_first = np.diff(which, prepend=-1) != 0  # of its shard, in this window
-            is_new = starts - np.where(is_first, ends[which], np.roll(ends_of_runs, 1)) > far
-            known = np.where(is_new, size + np.cumsum(is_new) - 1, latest[which])
-            visits = known[np.maximum.accumulate(np.where(is_new | is_first, np.arange(len(which)), 0))]
-            latest[which], ends[which] = visits, ends_of_runs  # of equal indices, NumPy keeps what comes last
-            shards.append(which[is_new])
-            begins.append(starts[is_new])
-            is_last = np.append(visits[1:] != visits[:-1], True)
-            places.append(visits[is_last])
-            stops.append(ends_of_runs[is_last])
-            size, done = size + int(is_new.sum()), done + len(numbers)
-        stop_of = np.zeros(size, dtype=np.int64)
-        stop_of[np.concatenate(places)] = np.concatenate(stops)
-        start_of = np.concatenate(begins)
-        by_start = np.argsort(start_of, kind="stable")
-        return Visits(np.concatenate(shards)[by_start], start_of[by_start], stop_of[by_start])
+    def entries(self) -> list[StoredFile]:
+        """Return its files."""
+        found = []
+        with os.scandir(self.path) as files:
+            for file in files:
+                match = _NAME.fullmatch(file.name)
+                with suppress(FileNotFoundError):  # another process has just removed or finished it
+                    if match is not None:
+                        status, size = file.stat(), int(match[2])
+                        found.append(StoredFile(Path(file.path), match[1], size, status.st_size, status.st_mtime))
+        return found
 
-    def goes_by_shards(self) -> bool:
-        """Return whether the epoch reads shard after shard, or a few side by side."""
-        if not self.num_samples:
+    def has(self, shard: Shard) -> bool:
+        """Return whether a shard is there, judging by file names."""
+        return os.path.exists(self._path_of(shard, _WHOLE))  # noqa: PTH110 - False where nothing can be seen
+
+    def find(self, shard: Shard) -> HeldFile | None:
+        """Return the file of a shard, shared with other readers, if it is there."""
+        while True:
+            try:
+                file = HeldFile(self._path_of(shard, _WHOLE))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            file.hold_together()
+            if file.is_in_place():
+                break
+            file.close()
+        if file.num_bytes() == shard.version.size:
+            with suppress(OSError):  # the file may belong to another user
+                os.utime(file.descriptor)
+            return file
+        file.close()
+        if (broken := _seized(file.path)) is not None:
+            with broken:
+                broken.remove()
+        return None
+
+    def fetch(self, shard: Shard, download: Download, expendable: Expendable, *, waits: bool) -> HeldFile | None:
+        """Return the file of a shard, shared with other readers; a missing one is downloaded by one process.
+
+        `download` fills a part, and returns whether it is whole. `expendable` returns which of the other files may be
+        removed, first ones first. The result is None if there is no room, the download was stopped, or another process
+        is downloading the shard and this one does not wait, or the other one makes no progress.
+        """
+        if shard.version.size > self.max_bytes():
+            return None
+        while True:
+            file = self.find(shard) or self._begin(shard, expendable)
+            if file is None or file.path.suffix == _WHOLE:
+                return file
+            if file.is_alone:
+                is_filled = self._is_filled(shard, file, download)
+                if is_filled and file.is_in_place():
+                    return file
+                file.close()
+                if not is_filled:
+                    return None
+            else:
+                has_ended = waits and _has_ended(file)
+                file.close()
+                if not has_ended:
+                    return None
+
+    def repair(self, shard: Shard, offset: int, content: bytes) -> None:
+        """Write some bytes of a shard again, for all processes that hold it."""
+        held = self.find(shard)
+        if held is not None:
+            with held, HeldFile(held.path, os.O_RDWR) as file:
+                view = memoryview(content)
+                while view.nbytes:
+                    num_written = os.pwrite(file.descriptor, view, offset)
+                    view, offset = view[num_written:], offset + num_written
+
+    def _path_of(self, shard: Shard, suffix: str) -> Path:
+        return self.path / f"{shard.name}{suffix}"
+
+    def _begin(self, shard: Shard, expendable: Expendable) -> HeldFile | None:
+        """Return the part to fill, held alone unless another process has it; or the whole if it has appeared."""
+        make_cache_folder(self.path)
+        with locked(self.path / _LOCK):
+            found = self.find(shard)
+            if found is not None:
+                return found
+            part = HeldFile(self._path_of(shard, _PART), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            if not part.hold_alone() or not part.is_in_place():
+                part.is_alone = False
+                return part
+            if self._make_room(shard, expendable):
+                return part
+            with part:
+                if not part.num_bytes():
+                    part.remove()
+            return None
+
+    def _make_room(self, shard: Shard, expendable: Expendable) -> bool:
+        """Remove files that are needed less, if that is enough for a shard, and return whether it is."""
+        others = [entry for entry in self.entries() if entry.name != shard.name]
+        missing = sum(entry.size for entry in others) + shard.version.size - self.max_bytes()
+        seized: list[HeldFile] = []
+        try:
+            for entry in expendable(others) if missing > 0 else ():
+                if (file := _seized(entry.path)) is not None:
+                    seized.append(file)
+                    missing -= entry.size
+                if missing <= 0:
+                    break
+            for file in seized if missing <= 0 else ():
+                file.remove()
+        finally:
+            for file in seized:
+                file.close()
+        return missing <= 0
+
+    def _is_filled(self, shard: Shard, part: HeldFile, download: Download) -> bool:
+        """Download what a part lacks, and return whether it has become the whole shard, which is then shared."""
+        try:
+            if not download(shard, part):
+                return False
+            os.fsync(part.descriptor)
+            with locked(self.path / _LOCK):
+                part.path = part.path.replace(self._path_of(shard, _WHOLE))
+            part.hold_together()
+        except BaseException as error:
+            with part:
+                if isinstance(error, OSError | ReplacedError):
+                    part.remove()
+            raise
+        return True
+
+
+def _seized(path: Path) -> HeldFile | None:
+    """Return a file, held alone, if no other process holds it."""
+    try:
+        file = HeldFile(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    if file.hold_alone() and file.is_in_place():
+        return file
+    file.close()
+    return None
+
+
+def _has_ended(part: HeldFile) -> bool:
+    """Wait until the process that fills a part has ended; return False if the part stops growing before that."""
+    size, since = part.num_bytes(), time.monotonic()
+    while not part.hold_together(waits=False):
+        if size != part.num_bytes():
+            size, since = part.num_bytes(), time.monotonic()
+        if time.monotonic() - since > _PATIENCE_S:
             return False
-        num_shards = int(np.count_nonzero(self.counts))
-        most = 2 * num_shards * self.num_samples / np.count_nonzero(self.is_used)  # twice for each round
-        if self._num_runs <= most:
+        time.sleep(_POLL_S)
+    return True
+
+
+def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> bool:
+    """Append what a file lacks of a shard, and return whether the shard is complete and verified.
+
+    The file must be open for appending and locked. Bytes are written in order, so that its length shows how much is
+    there even after a kill. `is_wanted` is called after each chunk, and returns whether to go on.
+    """
+    earlier, due, folder = None, md5_of(shard.version), shard.url.rpartition("/")[0]
+    for _ in range(2):
+        if file.num_bytes() > shard.version.size:
+            os.ftruncate(file.descriptor, 0)
+        try:
+            with RemoteStream(shard.url, start=file.num_bytes(), known=shard.version) as stream:
+                while content := stream.view(_CHUNK):
+                    write_all(file.descriptor, content)
+                    if not is_wanted():
+                        return False
+        except BrokenStreamError as error:
+            reject_other(shard.url, shard.version)
+            raise DataError(f"Shard {shard.url!r} {error}.") from error
+        reject_other(shard.url, shard.version)
+        # An MD5 costs 1.4 s of CPU per GB, more than the download. With checksums, readers verify each member anyway,
+        # and fetch what is damaged once more.
+        if due is None or shard.is_checked or folder in _without_md5:
             return True
-        num_at_once = (self.visits.stops - self.visits.starts).sum() / self.num_samples
-        return bool(len(self.visits.shards) <= most and num_at_once <= min(_AT_ONCE, num_shards / 2))
+        checksum, place = hashlib.md5(usedforsecurity=False), 0
+        while chunk := pread(file.descriptor, _CHUNK, place):
+            checksum.update(chunk)
+            place += len(chunk)
+        found = checksum.hexdigest()
+        if found == due:
+            return True
+        if found == earlier:  # the same bytes twice: the tag is not a checksum, as with S3's own encryption keys
+            _without_md5.add(folder)
+            return True
+        earlier = found
+        os.ftruncate(file.descriptor, 0)
+    raise DataError(f"Shard {shard.url!r} came damaged twice: its MD5 is {found}, and its tag {shard.version.tag!r}.")

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger
-from kdpipes.storage.files import if_there, read_url
-from kdpipes.storage.local import cache_folder, cached_name, make_cache_folder, replace_file
-from kdpipes.storage.requests import NUM_TRIES, NUM_TRIES_WITH_COPY
+from kdpipes.storage.files import cache_folder, cached_name, if_there, make_cache_folder, read_url, replace_file
+from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY
 from kdpipes.storage.urls import is_local
 
 _FORMAT = 1

@@ -14,7 +14,7 @@ from tarfile import HeaderError, TarInfo
 from typing import IO, Any, Literal, NamedTuple, NoReturn
 from zlib import adler32
 
-from kdpipes.storage.local import pread
+from kdpipes.storage.files import pread
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)

@@ -30,14 +30,15 @@ from fsspec.spec import AbstractBufferedFile
 from kdpipes.core.errors import DataError, as_cause, check_count, must_be
 from kdpipes.core.progress import bytes_if_slow
 from kdpipes.core.secrets import masked
-from kdpipes.storage.files import naming
+from kdpipes.storage.access import Access, current_access, using
+from kdpipes.storage.files import draft_of, locked, naming
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.jobs import in_parallel
-from kdpipes.storage.local import LocalReader, draft_of, locked
+from kdpipes.storage.memory import LocalReader
 from kdpipes.storage.object_store import remote_reader
-from kdpipes.storage.readers import Reader, Wanted, version_in
+from kdpipes.storage.readers import Reader, Wanted, stat_in
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
-from kdpipes.storage.requests import Access, current_access, is_missing, retried, using, what_went_wrong
+from kdpipes.storage.retries import is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import identity_of, is_local, join_url, split_chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -220,7 +221,7 @@ class SourceFile(NamedTuple):
     @classmethod
     def of(cls, name: str, url: str, filesystem: Any, path: str, info: Any) -> SourceFile:
         """Return a file from the entry that its file system has for it."""
-        return cls(name, url, filesystem, path, *version_in({"size": None, **info}))
+        return cls(name, url, filesystem, path, *stat_in({"size": None, **info}).version)
 
     @property
     def is_local(self) -> bool:

@@ -14,9 +14,9 @@ from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.core.secrets import masked
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import version_of
 from kdpipes.storage.filesystems import filesystem_of
-from kdpipes.storage.requests import Access, using
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 

@@ -24,7 +24,8 @@ from kdpipes.core.messages import logger
 from kdpipes.core.operation import position_of
 from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked
-from kdpipes.storage.decoding import decode_array, open_image
+from kdpipes.storage.decoding import decode_array
+from kdpipes.storage.images import open_image
 from kdpipes.storage.readers import Version
 from kdpipes.storage.shard_index import IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Member, add_sample

@@ -41,11 +41,10 @@ from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
-from kdpipes.storage.files import read_url
+from kdpipes.storage.access import Access, using
+from kdpipes.storage.files import draft_of, read_url, replace_file
 from kdpipes.storage.jobs import check_workers, run_jobs
-from kdpipes.storage.local import draft_of, replace_file
 from kdpipes.storage.records import HEADER, Header, WrittenSample, finished_index, part_name, read_header, write_part
-from kdpipes.storage.requests import Access, using
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.urls import is_local
 from kdpipes.write.copy import locked_once

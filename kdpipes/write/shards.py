@@ -40,13 +40,13 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
+from kdpipes.storage.access import Access, using
 from kdpipes.storage.catalog import index_beside
-from kdpipes.storage.files import create_url, forget_listings, read_url, version_of, write_url
+from kdpipes.storage.files import create_url, forget_listings, locked, read_url, version_of, write_url
 from kdpipes.storage.filesystems import filesystem_of, parent_of
 from kdpipes.storage.index_home import index_url
 from kdpipes.storage.jobs import check_workers, in_parallel, run_jobs
-from kdpipes.storage.local import locked
-from kdpipes.storage.requests import NUM_TRIES, Access, retried, using
+from kdpipes.storage.retries import NUM_TRIES, retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import SavedNotes
 from kdpipes.storage.urls import is_local, split_chain

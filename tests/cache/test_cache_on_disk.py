@@ -26,7 +26,7 @@ from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.open_cache import check_cache
 from kdpipes.demo import write_photo_folder
-from kdpipes.storage.local import locked
+from kdpipes.storage.files import locked
 from tests.cache.test_lmdb_store import run_in_child
 
 

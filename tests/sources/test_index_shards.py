@@ -15,7 +15,8 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.cli import main
-from kdpipes.storage.shard_index import ShardIndex, values_of
+from kdpipes.storage.columns import values_of
+from kdpipes.storage.shard_index import ShardIndex
 from tests.proxy import Proxy, slow_proxy
 
 NUM_SHARDS = 20

@@ -13,9 +13,8 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core.order import Order
-from kdpipes.storage.local import HeldFile
-from kdpipes.storage.shard_cache import ShardCache
-from kdpipes.storage.shard_folder import Shard
+from kdpipes.storage.files import HeldFile
+from kdpipes.storage.shard_cache import Shard, ShardCache
 from tests.faulty_storage import Fault, faulty_storage
 from tests.sources.shards_elsewhere import (
     CHAINS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kdpipes.storage import remote, shard_folder
+from kdpipes.storage import remote, shard_cache
 from tests.faulty_storage import FaultyFileSystem, faulty_storage
 from tests.storage.kept_shards import CONTENTS, RANGE
 
@@ -15,7 +15,7 @@ from tests.storage.kept_shards import CONTENTS, RANGE
 @pytest.fixture
 def forgets_tags(monkeypatch: pytest.MonkeyPatch) -> None:
     """No knowledge of tags from other tests."""
-    monkeypatch.setattr(shard_folder, "_without_md5", set())
+    monkeypatch.setattr(shard_cache, "_without_md5", set())
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kdpipes.storage.files import version_of
-from kdpipes.storage.shard_cache import ShardCache
-from kdpipes.storage.shard_folder import Shard
+from kdpipes.storage.shard_cache import Shard, ShardCache
 from tests.faulty_storage import FaultyFileSystem
 from tests.threads import threads_left
 

@@ -13,9 +13,8 @@ import pytest
 
 from kdpipes.demo import write_photo_shards
 from kdpipes.storage.catalog import make_index, survey_shards
-from kdpipes.storage.files import version_of
+from kdpipes.storage.files import cache_folder, version_of
 from kdpipes.storage.index_home import find_index, index_url
-from kdpipes.storage.local import cache_folder
 from kdpipes.storage.urls import expand_urls
 from tests.faulty_storage import faulty_storage
 

@@ -13,18 +13,9 @@ from hypothesis import strategies as st
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.shared import PackedStrings
+from kdpipes.storage.columns import MISSING, ColumnBuilder, check_columns, column_of, missing_in, values_of
 from kdpipes.storage.readers import Version
-from kdpipes.storage.shard_index import (
-    MISSING,
-    Catalog,
-    ColumnBuilder,
-    Places,
-    ShardIndex,
-    check_columns,
-    column_of,
-    missing_in,
-    values_of,
-)
+from kdpipes.storage.shard_index import Catalog, Places, ShardIndex
 
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5)

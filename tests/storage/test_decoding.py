@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdpipes.storage.decoding import decode_array, decode_member, version_suffix
+from kdpipes.storage.decoding import decode_array, decode_member
 
 
 def npy(array: Any, *, allow_pickle: bool = False) -> bytes:
@@ -175,8 +175,3 @@ def test_views_of_tensors_come_back_from_pth_files() -> None:
     back = decode_array("pth", pth([rows, rows.T, torch.zeros(1).expand(100), torch.eye(3).to_sparse()]))
     assert torch.equal(back[1], rows.T)
     assert back[2].shape == (100,)
-
-
-def test_old_caches_of_arrays_are_told_apart_by_version() -> None:
-    assert version_suffix(["jpg", "cls", "json", "txt"]) == ""
-    assert version_suffix(["jpg", "depth.npy"]) == version_suffix(["html"]) == " decoded"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kdpipes.storage.local import create_file, draft_of, locked, replace_file
+from kdpipes.storage.files import create_file, draft_of, locked, replace_file
 from tests.processes import in_child
 
 both = pytest.mark.parametrize("write", [replace_file, create_file])

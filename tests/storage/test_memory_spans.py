@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kdpipes.storage.local import pread, read_span
+from kdpipes.storage.files import pread
+from kdpipes.storage.memory import read_span
 
 
 def _num_open() -> int:

@@ -15,7 +15,6 @@ import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import object_store
 from kdpipes.storage.files import read_url, reader_of, version_of
-from kdpipes.storage.object_store import ObjectReader
 from kdpipes.storage.remote import Span, read_range
 from tests.processes import in_child
 from tests.proxy import Proxy, slow_proxy
@@ -76,13 +75,6 @@ def test_threads_that_begin_together_share_one_client(s3: str, monkeypatch: pyte
     assert len(made) == 1
 
 
-def client_of(url: str) -> Any:
-    """Return what obstore reads a file with; None if fsspec reads it."""
-    reader = reader_of(url)
-    assert isinstance(reader, ObjectReader)
-    return reader.client()
-
-
 @pytest.mark.parametrize("source", ["environment", "profile", "default profile"])
 def test_credentials_and_endpoints_are_found_where_aws_has_them(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
@@ -105,7 +97,7 @@ def test_credentials_and_endpoints_are_found_where_aws_has_them(
         (tmp_path / "credentials").write_text("\n".join([f"[{name}]", *(f"{k} = {v}" for k, v in secrets.items())]))
     given = {"profile": "birds"} if source == "profile" else {}
     monkeypatch.setitem(fsspec.config.conf, "s3", given)
-    assert client_of(f"{s3}/a.bin") is not None
+    assert reader_of(f"{s3}/a.bin").client() is not None  # type: ignore[attr-defined]
     assert read_url(f"{s3}/a.bin") == b"heron"
 
 
@@ -117,7 +109,7 @@ def test_options_that_obstore_lacks_are_left_to_s3fs(
 ) -> None:
     fsspec.filesystem("s3").pipe(f"{s3}/a.bin", b"heron")
     monkeypatch.setitem(fsspec.config.conf, "s3", {**fsspec.config.conf["s3"], **options})
-    assert client_of(f"{s3}/a.bin") is None
+    assert reader_of(f"{s3}/a.bin").client() is None  # type: ignore[attr-defined]
     assert read_url(f"{s3}/a.bin") == b"heron"
 
 
@@ -125,7 +117,7 @@ def test_without_obstore_s3fs_reads(s3: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     fsspec.filesystem("s3").pipe(f"{s3}/a.bin", b"heron")
     fsspec.filesystem("s3").clear_instance_cache()
-    assert client_of(f"{s3}/a.bin") is None
+    assert reader_of(f"{s3}/a.bin").client() is None  # type: ignore[attr-defined]
     assert read_url(f"{s3}/a.bin") == b"heron"
     fsspec.filesystem("s3").clear_instance_cache()
 
@@ -144,7 +136,7 @@ def test_an_error_has_no_part_of_the_credentials(s3: str, monkeypatch: pytest.Mo
 
 def test_requests_are_repeated_by_one_policy(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("kdpipes.storage.requests.time.sleep", waits.append)
+    monkeypatch.setattr("kdpipes.storage.retries.time.sleep", waits.append)
     nobody = {**fsspec.config.conf["s3"], "endpoint_url": "http://127.0.0.1:1"}
     monkeypatch.setitem(fsspec.config.conf, "s3", nobody)
     with pytest.raises(DataError, match=r"127\.0\.0\.1:1"):

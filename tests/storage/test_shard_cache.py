@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from kdpipes.storage import shard_folder
-from kdpipes.storage.local import HeldFile
-from kdpipes.storage.shard_folder import ShardFolder
+from kdpipes.storage import shard_cache
+from kdpipes.storage.files import HeldFile
+from kdpipes.storage.shard_cache import ShardFolder
 from tests.faulty_storage import FaultyFileSystem
 from tests.processes import fork, in_child
 from tests.storage.kept_shards import CONTENTS, RANGE, SIZE, has_read, kept, made, moved, settle, shard, shards, size_of
@@ -82,7 +82,7 @@ def test_a_damaged_copy_is_repaired_for_all_who_read_it(storage: FaultyFileSyste
 def test_a_full_disk_is_told_once_and_left_as_it_was(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch, one_range: None
 ) -> None:
-    write, num_written = shard_folder.write_all, 0
+    write, num_written = shard_cache.write_all, 0
 
     def fill(file: int, content: bytes) -> None:
         nonlocal num_written
@@ -94,7 +94,7 @@ def test_a_full_disk_is_told_once_and_left_as_it_was(
 
     cache = made(place)
     with monkeypatch.context() as patch:
-        patch.setattr(shard_folder, "write_all", fill)
+        patch.setattr(shard_cache, "write_all", fill)
         with pytest.warns(UserWarning, match=r"^Shards cannot be kept in '.*kept': .*No space left on device\. Memb"):
             assert not has_read(cache, shard(0))
         assert kept(place, ".tar", ".part") == []
@@ -211,7 +211,7 @@ def test_a_child_forked_in_a_download_keeps_no_lock(
 
 EXIT = """
 import sys, threading, fsspec
-from kdpipes.storage.shard_folder import Shard
+from kdpipes.storage.shard_cache import Shard
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.files import version_of
 from fsspec.implementations.memory import MemoryFileSystem

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdpipes.sources._member_reader import Survey
 from kdpipes.storage.readers import Version
-from kdpipes.storage.shard_cache import NeededShards, Survey
-from kdpipes.storage.shard_folder import Shard
+from kdpipes.storage.shard_cache import NeededShards, Shard
 
 IN_ORDER = np.repeat(np.arange(40), 50)
 SIDE_BY_SIDE = np.concatenate([np.tile(np.arange(start, start + 8), 50) for start in range(0, 40, 8)])

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from kdpipes.storage import shard_folder
-from kdpipes.storage.local import HeldFile
+from kdpipes.storage import shard_cache
+from kdpipes.storage.files import HeldFile
 from kdpipes.storage.readers import Version
-from kdpipes.storage.shard_cache import ShardCache
-from kdpipes.storage.shard_folder import Shard, ShardFolder, StoredFile
+from kdpipes.storage.shard_cache import Shard, ShardCache, ShardFolder, StoredFile
 from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import fork, in_child
 from tests.storage.kept_shards import (
@@ -194,7 +193,7 @@ def test_a_process_killed_in_a_download_keeps_no_lock(
 
     one = shard(0)
     with monkeypatch.context() as patch:
-        patch.setattr(shard_folder, "write_all", die)
+        patch.setattr(shard_cache, "write_all", die)
         assert in_child(lambda: made(place).read(one, 0, 9)) == -signal.SIGKILL
     with HeldFile(place / f"{one.name}.part") as file:
         assert file.hold_alone()
@@ -206,7 +205,7 @@ def test_a_process_killed_in_a_download_keeps_no_lock(
 def test_a_download_that_is_held_up_is_not_awaited_forever(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_folder, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(shard_cache, "_PATIENCE_S", 0.05)
     cache, one = made(place), shard(0)
     place.mkdir()
     with HeldFile(place / f"{one.name}.part", os.O_RDWR | os.O_CREAT) as part:
@@ -218,7 +217,7 @@ def test_a_download_that_is_held_up_is_not_awaited_forever(
 def test_a_download_that_goes_on_is_waited_for(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_folder, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(shard_cache, "_PATIENCE_S", 0.3)
     one, turns = shard(0), iter(range(60))
     place.mkdir()
     with HeldFile(place / f"{one.name}.part", os.O_RDWR | os.O_CREAT | os.O_APPEND) as part:
@@ -231,6 +230,6 @@ def test_a_download_that_goes_on_is_waited_for(
                 os.write(part.descriptor, CONTENTS[0][turn * 100 : turn * 100 + 100])
             threading.Event().wait(seconds)
 
-        monkeypatch.setattr(shard_folder.time, "sleep", go_on)
+        monkeypatch.setattr(shard_cache.time, "sleep", go_on)
         assert has_read(made(place), one)
     assert next(turns, None) is None

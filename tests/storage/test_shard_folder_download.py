@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes.storage import remote, shard_folder
-from kdpipes.storage.files import ReplacedError, read_url, version_of, write_url
+from kdpipes.storage import remote, shard_cache
+from kdpipes.storage.files import HeldFile, ReplacedError, read_url, version_of, write_url
 from kdpipes.storage.index_home import index_url
-from kdpipes.storage.local import HeldFile
-from kdpipes.storage.shard_folder import Shard
+from kdpipes.storage.shard_cache import Shard
 from kdpipes.storage.shard_index import ShardIndex
 from tests.faulty_storage import Fault, FaultyFileSystem, faulty_storage
 from tests.processes import in_child
@@ -68,7 +67,7 @@ def test_a_killed_download_is_resumed(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch, num_ranges: int
 ) -> None:
     monkeypatch.setattr(remote, "_NUM_WHOLE", num_ranges)
-    one, write, num_written = shard(0), shard_folder.write_all, 0
+    one, write, num_written = shard(0), shard_cache.write_all, 0
 
     def die(file: int, content: bytes) -> None:
         nonlocal num_written
@@ -78,7 +77,7 @@ def test_a_killed_download_is_resumed(
             os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_folder, "write_all", die)
+        patch.setattr(shard_cache, "write_all", die)
         assert in_child(lambda: made(place).read(one, 0, 9)) == -signal.SIGKILL
     assert (place / f"{one.name}.part").stat().st_size == 7 * RANGE + RANGE // 2
     assert has_read(made(place), one)
@@ -162,7 +161,7 @@ def test_checksums_of_s3_are_those_of_the_content(s3: str, place: Path) -> None:
     one = Shard(f"{s3}/a.tar", version_of(f"{s3}/a.tar"))
     assert md5(CONTENTS[0]) in one.version.tag
     assert made(place).read(one, 0, SIZE) == CONTENTS[0]
-    assert shard_folder._without_md5 == set()
+    assert shard_cache._without_md5 == set()
 
 
 def test_a_shard_whose_members_have_checksums_is_downloaded_once(
@@ -177,7 +176,7 @@ def test_a_shard_whose_members_have_checksums_is_downloaded_once(
 def test_the_index_decides_whether_a_shard_is_hashed(
     s3: str, place: Path, monkeypatch: pytest.MonkeyPatch, has_checksums: bool
 ) -> None:
-    url, hashed, real = f"{s3}/letters-0.tar", list[Path](), shard_folder._md5
+    url, hashed, real = f"{s3}/letters-0.tar", list[Path](), shard_cache._md5
     kdp.write_shards(kdp.from_dataset([b"a", b"b"], "bin"), f"{s3}/letters-%d.tar", max_samples=2)
     if not has_checksums:
         index = ShardIndex.from_bytes(read_url(index_url(url)), url)
@@ -188,7 +187,7 @@ def test_the_index_decides_whether_a_shard_is_hashed(
         hashed.append(file.path)
         return real(file)
 
-    monkeypatch.setattr(shard_folder, "_md5", note)
+    monkeypatch.setattr(shard_cache, "_md5", note)
     shards = kdp.open_shards(url, fetch="shards", cache_dir=str(place))
     assert [bytes(sample["bin"]) for sample in shards] == [b"a", b"b"]
     assert len(hashed) == (0 if has_checksums else 1)

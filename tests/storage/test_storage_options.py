@@ -18,9 +18,9 @@ import kdpipes as kdp
 from kdpipes.cache.open_cache import check_cache, clear_cache, look_at_cache
 from kdpipes.core.errors import DataError
 from kdpipes.core.fingerprint import fingerprint
+from kdpipes.storage.access import Access, Threads, current_access, using
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.remote import Span, read_range
-from kdpipes.storage.requests import Access, Threads, current_access, using
 from kdpipes.write import FileLocalizer, copy_to_local
 from tests.faulty_storage import Fault, faulty_storage
 
@@ -252,7 +252,7 @@ def test_a_straggler_is_requested_a_second_time(tmp_path: Path) -> None:
 
 
 def test_two_responses_that_fail_are_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kdpipes.storage.requests._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
     (tmp_path / "a.bin").write_bytes(b"heron")
     with (
         faulty_storage(str(tmp_path), faults=[Fault("unavailable")]),
