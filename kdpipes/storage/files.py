@@ -121,9 +121,11 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES, size: int = -1, max_bytes:
         max_bytes: The maximum size of a remote file, so that a body without an end does not fill the memory.
     """
     with naming(url):
-        reader = reader_of(url)
         if is_local(url):
-            return bytes(reader.read().content)
+            # A reader would cost five more calls for each sample.
+            with open(url, "rb", buffering=0) as file:  # noqa: PTH123 - a `Path` takes a quarter longer
+                return file.readall()
+        reader = reader_of(url)
 
         def read() -> Content:
             content = hedged(partial(reader.read, Wanted(max_bytes=max_bytes))).content

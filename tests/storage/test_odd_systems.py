@@ -56,7 +56,7 @@ def test_an_io_error_of_a_local_disk_names_the_file(folder: Path, monkeypatch: p
     for source in (kdp.open_shards, kdp.stream_shards):
         with pytest.raises(kdp.DataError, match=r"a\.tar' cannot be read as a .*tar: .*Input/output error"):
             list(source(folder / "a.tar"))
-    monkeypatch.setattr("kdpipes.storage.memory.open", fail, raising=False)
+    monkeypatch.setattr("kdpipes.storage.files.open", fail, raising=False)
     with pytest.raises(kdp.DataError, match=r"heron/1\.jpg' cannot be read: .*Input/output error"):
         photo["x"]
 
