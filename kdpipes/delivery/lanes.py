@@ -73,6 +73,8 @@ Cursors = tuple[tuple[int, Cursor], ...]  # by the number of the lane; 0 for a s
 
 def merged(*cursors: Cursors) -> Cursors:
     """Return the latest cursor of each lane."""
+    if not any(cursors):  # indexed chains have no lanes
+        return ()
     return tuple(sorted({lane: cursor for some in cursors for lane, cursor in some}.items()))
 
 

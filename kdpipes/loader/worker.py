@@ -157,10 +157,13 @@ class _EpochMonitor(Monitor):
         self._num_items += 1
         if batch.number == start.number and self._num_items <= start.offset:
             return False
-        progress = Progress(self._num_items) if self._splits else Progress(cursors=batch.cursors)
+        num_samples, hashes = 0, b""
         if self._num_items == 1:
-            num_samples = batch.num_samples - self._num_skipped
-            progress = progress._replace(num_samples=num_samples, hashes=bytes(batch.hashes))
+            num_samples, hashes = batch.num_samples - self._num_skipped, bytes(batch.hashes)
+        if self._splits:
+            progress = Progress(self._num_items, num_samples, (), hashes)
+        else:
+            progress = Progress(0, num_samples, batch.cursors, hashes)
         self._send(Message(Kind.ITEM, batch.number, item, progress))
         return True
 
