@@ -573,11 +573,7 @@ def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> boo
         # and fetch what is damaged once more.
         if due is None or shard.is_checked or folder in _without_md5:
             return True
-        checksum, place = hashlib.md5(usedforsecurity=False), 0
-        while chunk := pread(file.descriptor, _CHUNK, place):
-            checksum.update(chunk)
-            place += len(chunk)
-        found = checksum.hexdigest()
+        found = _md5(file)
         if found == due:
             return True
         if found == earlier:  # the same bytes twice: the tag is not a checksum, as with S3's own encryption keys
@@ -586,3 +582,11 @@ def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> boo
         earlier = found
         os.ftruncate(file.descriptor, 0)
     raise DataError(f"Shard {shard.url!r} came damaged twice: its MD5 is {found}, and its tag {shard.version.tag!r}.")
+
+
+def _md5(file: HeldFile) -> str:
+    checksum, place = hashlib.md5(usedforsecurity=False), 0
+    while chunk := pread(file.descriptor, _CHUNK, place):
+        checksum.update(chunk)
+        place += len(chunk)
+    return checksum.hexdigest()

@@ -86,7 +86,7 @@ def test_a_copy_of_shard_and_index_needs_no_other(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_written_the_cache_has_the_index(tmp_path: Path, cache: Path, monkeypatch: Any) -> None:
     url = write(tmp_path / "data" / "a.tar", rows(1, 2))
-    from kdpipes.storage import catalog as module
+    from kdpipes.storage import index_home as module
 
     rejected = []
 
@@ -243,7 +243,7 @@ def test_the_index_of_a_copy_is_compared_once(tmp_path: Path, monkeypatch: pytes
     make_index(url, with_checksums=True)
     os.utime(url, (1_000_000, 1_000_000))
     assert [sample["cls"] for sample in kdp.stream_shards(url)] == [1] * 40
-    monkeypatch.setattr("kdpipes.storage.catalog.is_index_of", lambda index, url: pytest.fail("compared again"))
+    monkeypatch.setattr("kdpipes.storage.index_home.is_index_of", lambda index, url: pytest.fail("compared again"))
     for _ in range(2):
         assert [sample["cls"] for sample in kdp.stream_shards(url)] == labels(url) == [1] * 40
 
