@@ -34,7 +34,7 @@ def chain_of(place: str) -> Any:
 
     module, _, name = place.rpartition(":")
     if not module or not name:
-        raise ValueError(f"The chain must be named as module:name or file.py:name, but is {place!r} instead.")
+        raise ValueError(f"CHAIN must be module:name or file.py:name, as in train.py:chain, but is {place!r} instead.")
     names = _names_in(module)
     if name not in names:
         raise ValueError(
@@ -43,7 +43,9 @@ def chain_of(place: str) -> Any:
     found = names[name]
     chain = found if isinstance(found, IterDataPipe | MapDataPipe) else found() if callable(found) else None
     if not isinstance(chain, IterDataPipe | MapDataPipe):
-        raise ValueError(f"{place} is neither a chain nor a function that returns one.")
+        raise ValueError(
+            f"{place} is a {type(found).__name__}, neither a chain nor a function that returns one. Name another."
+        )
     return chain
 
 
@@ -67,7 +69,7 @@ def list_chains(module: str) -> Answer:
 
 def _names_in(module: str) -> dict[str, Any]:
     if module.endswith(".py") and not Path(module).exists():
-        raise FileNotFoundError(f"There is no file {module!r}.")
+        raise FileNotFoundError(f"There is no file {module!r} in {str(Path.cwd())!r}. Check the path.")
     folder = Path(module).parent if module.endswith(".py") else Path.cwd()
     sys.path.insert(0, str(folder.absolute()))
     arguments, sys.argv = sys.argv, [module]  # a script that reads its arguments would take those of the command

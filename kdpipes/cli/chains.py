@@ -138,7 +138,7 @@ def verify(receipts: tuple[str, ...]) -> Answer:
             hint = "Write one after each rank's epoch: `json.dump(loader.receipt(), file)`."
             raise FileNotFoundError(f"There is no receipt {path!r}. {hint}") from error
         except ValueError as error:
-            raise ValueError(f"{path} does not hold JSON: {error}.") from error
+            raise ValueError(f"{path!r} is not a receipt in JSON: {error}. Write it again with `json.dump`.") from error
         found += content if isinstance(content, list) else [content]
     verdict = verify_receipts(found)
     return Answer(verdict._asdict(), str(verdict), 0 if verdict.is_complete else 1)

@@ -32,7 +32,9 @@ def entry_of(value: Any, path: str, name: str) -> Any:
     """
     if not isinstance(value, dict):
         key = path.partition(".")[0]
-        raise DataError(f"Column {name!r} looks up {key!r} in a dictionary, but found {type(value).__name__}.")
+        raise DataError(
+            f"Column {name!r} looks up {key!r} in a dictionary, but found {type(value).__name__}. Check its name."
+        )
     ends = [place for place, letter in enumerate(path) if letter == "."]
     keys = [key for key in (*(path[:end] for end in ends), path) if key in value]
     for key in keys:
@@ -44,7 +46,7 @@ def entry_of(value: Any, path: str, name: str) -> Any:
             if key == keys[-1]:
                 raise
     there = f"there is {', '.join(map(repr, value))}" if value else "the dictionary is empty"
-    raise FieldError(f"Column {name!r}: there is no entry {path!r}; {there}.")
+    raise FieldError(f"Column {name!r}: there is no entry {path!r}; {there}. Check its name.")
 
 
 def entry_column(block: Block, name: str) -> Column | None:

@@ -21,6 +21,8 @@ _MEMBERS = {  # common names of these fields in tars, KappaData and Hugging Face
     "y": ("cls", "class", "label", "labels", "target"),
 }
 
+REPLACE_FILE = 'Replace the file, read it again if the storage truncated it, or skip such samples: `.on_error("skip")`.'
+
 
 class KdpipesError(Exception):
     """Base class of the errors of kdpipes. Secrets of URLs and control characters are masked in their messages."""

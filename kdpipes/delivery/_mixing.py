@@ -85,7 +85,9 @@ class SampleMixing(BatchPipe):
         x, y = (fields[place] for place in places)
         for name, value in zip(self._fields.values(), (x, y), strict=True):
             if not isinstance(value, torch.Tensor) or not value.ndim:
-                raise DataError(f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}.")
+                raise DataError(
+                    f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}. Convert it."
+                )
         if len(x) != len(y):
             raise DataError(f"A batch has {len(x)} images, but {len(y)} labels. Select one for each.")
         params = self.draw(x, rng)
@@ -140,7 +142,9 @@ def _shares(y: torch.Tensor, num_classes: int | None) -> torch.Tensor:
             raise ValueError(must_be("num_classes", f"{y.shape[1]}, as many as the labels have", num_classes))
         return y
     if y.is_floating_point() or y.is_complex() or y.ndim != 1:
-        raise DataError(f"Labels must be class numbers `[B]` or floats `[B, C]`, but are {y.dtype} {list(y.shape)}.")
+        raise DataError(
+            f"Labels must be class numbers `[B]` or floats `[B, C]`, but are {y.dtype} {list(y.shape)}. Set `label`."
+        )
     if num_classes is None:
         raise ValueError(
             must_be("num_classes", "given if labels are class numbers", None, "The first argument is `alpha`.")

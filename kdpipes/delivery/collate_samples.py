@@ -245,7 +245,9 @@ def collate(
         return {key: collate([value.get(key) for value in values], name=f"{name}.{key}", ragged=ragged) for key in keys}
     if kind == "tuple":
         if len({len(value) for value in values}) > 1:
-            raise DataError(f"Field {name!r}: cannot collate tuples of different lengths. Pad them.")
+            raise DataError(
+                f"Field {name!r}: cannot collate tuples of different lengths. Pad them in `.transform(...)`."
+            )
         return tuple(
             collate(part, name=f"{name}[{place}]", pad=pad, ragged=ragged, empty=empty, channels_last=channels_last)
             for place, part in enumerate(zip(*values, strict=True))

@@ -69,7 +69,9 @@ class CutMixerIterDataPipe(SampleMixing):
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         if x.ndim < 3:
-            raise DataError(f"`cutmix` takes images `[B, ..., H, W]`, but got {list(x.shape)}.")
+            raise DataError(
+                f"`cutmix` takes images `[B, ..., H, W]`, but got {list(x.shape)}. Set `image` to the field of images."
+            )
         height, width = x.shape[-2:]
         partner, weight = self._partners(len(x), rng)
         half = np.sqrt(1 - weight) / 2

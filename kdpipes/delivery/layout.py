@@ -128,7 +128,7 @@ class Layout:
         if self.global_batch_size % num_ranks:
             raise ValueError(
                 f"`global_batch_size` must be divisible by the number of ranks, {num_ranks}, "
-                f"but is {self.global_batch_size} instead."
+                f"but is {self.global_batch_size} instead. Choose a multiple, or set `batch_size`, which is per rank."
             )
         return self.global_batch_size
 

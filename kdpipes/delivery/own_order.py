@@ -76,7 +76,7 @@ class _Listing(Fingerprinted):
         if len(wrong):
             raise IndexError(
                 f"`{self._param}` gave position {positions[wrong[0]]} for epoch {epoch}. Positions begin at 0; the "
-                f"source has {size} samples."
+                f"source has {size} samples. Leave other positions out."
             )
         return positions.astype(np.int64)
 

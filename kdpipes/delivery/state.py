@@ -149,7 +149,9 @@ class Checkpointer:
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state)) from None
         is_state = isinstance(state, Mapping) and {"version", "epoch", "batch", "pipes"} <= set(state)
         if is_state and state["version"] != _VERSION:
-            raise ValueError(f"The state is of version {state['version']}, but this kdpipes reads version {_VERSION}.")
+            raise ValueError(
+                f"State version {state['version']!r} is not {_VERSION}. Resume with the kdpipes that saved it."
+            )
         pipes = state["pipes"] if is_state else None
         if not isinstance(pipes, list | tuple) or not all(isinstance(entry, str) for entry in pipes):
             raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))

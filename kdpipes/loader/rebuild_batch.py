@@ -42,14 +42,15 @@ def rebuild_batch(
         here.pop("cursors", None)  # a stream is read from its start
     service = ThreadReadingService(state["num_workers"]) if state.get("num_workers") else None
     with Loader(source_datapipe, reading_service=service) as loader:
+        absent = IndexError(f"Epoch {when} has no batch {number}. Pass a smaller number; batches are numbered from 0.")
         if batch_number is not None and number >= _length_of(loader):
-            raise IndexError(f"Epoch {when} has no batch {number}.")
+            raise absent
         loader.load_state_dict(here)
         # After the last batch of a stream, the next batch is the first one of the next epoch.
         batch = next((batch for _ in range(2 if batch_number is None else 1) for batch in loader), None)
         reached = loader.state_dict()
     if batch is None or (batch_number is not None and not _is_behind(reached, when, number, _length_of(loader))):
-        raise IndexError(f"Epoch {when} has no batch {number}.")
+        raise absent
     return batch
 
 

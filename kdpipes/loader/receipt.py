@@ -347,7 +347,9 @@ def _check(receipt: Any) -> None:
     if not is_receipt or not {"version", *_SAME, "digest", "skipped"} <= set(receipt) or len(receipt["batches"]) != 2:
         raise ValueError(must_be("receipt", "what `receipt()` of a Loader returns", receipt))
     if receipt["version"] != _VERSION:
-        raise ValueError(f"The receipt is of version {receipt['version']}, but this kdpipes reads version {_VERSION}.")
+        raise ValueError(
+            f"Receipt version {receipt['version']!r} is not {_VERSION}. Check it with the kdpipes that wrote it."
+        )
     if not 0 <= receipt["rank"] < receipt["num_ranks"]:
         raise ValueError(must_be("receipt['rank']", f"from 0 to {receipt['num_ranks'] - 1}", receipt["rank"]))
 

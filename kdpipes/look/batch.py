@@ -315,7 +315,7 @@ def replay_grid(
         seen=seen,
     )
     if samples is None:
-        raise IndexError(f"Epoch {epoch} has no batch {batch}; they are numbered from 0.")
+        raise IndexError(f"Epoch {epoch} has no batch {batch}. Pass a smaller number; batches are numbered from 0.")
     pictures, captions = [], []
     for sample in samples:
         before = originals.get(sample.ordinal)

@@ -151,7 +151,7 @@ def _look_at_folder(root: str, num_samples: int, *, scan: bool) -> Contents:
         return _look_at_records(Path(root), header, num_samples)
     sizes = _sizes_in(root)
     if not sizes:
-        raise FileNotFoundError(f"There is no file in {masked(root)!r}.")
+        raise FileNotFoundError(f"{masked(root)!r} contains no files. Check the path.")
     tars = [path for path in sizes if _TAR.search(path)]
     if tars:
         return _look_at_shards([join_url(root, path) for path in tars], num_samples, scan=scan)

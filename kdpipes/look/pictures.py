@@ -45,9 +45,9 @@ def image_grid(
         )
     pictures = [picture_of(image) for image in images]
     if not pictures:
-        raise ValueError("`images` must hold at least one image, but holds none.")
+        raise ValueError("`images` is empty. Pass at least one image.")
     if captions is not None and len(captions) != len(pictures):
-        raise ValueError(f"`captions` must be as many as the {len(pictures)} images, but are {len(captions)}.")
+        raise ValueError(f"There are {len(captions)} `captions` for {len(pictures)} images. Pass one per image.")
     columns = min(check_count("num_columns", num_columns), len(pictures))
     check_count("tile", tile, minimum=8)
     height = tile + (14 if captions is not None else 0)
@@ -113,7 +113,7 @@ def _bytes_of(pixels: NDArray[np.float64], normalization: Normalization | None) 
         mean, std = normalization
         if mean.size not in {1, pixels.shape[-1]}:
             raise ValueError(
-                f"`mean` and `std` are for {mean.size} channels, but the images have {pixels.shape[-1]} channels."
+                f"`mean` and `std` are for {mean.size} channels, but the images have {pixels.shape[-1]}. Pass as many."
             )
         pixels = pixels * std + mean
     elif pixels.min() < -_SLACK or pixels.max() > 1 + _SLACK:

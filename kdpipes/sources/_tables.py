@@ -141,7 +141,7 @@ def _in_folder(url: str) -> list[str]:
     suffixes = [f"{suffix}{packed}" for suffix in _SUFFIXES for packed in ("", *_PACKED)]
     names = [name for name in list_files(url, suffixes) if not name.rpartition("/")[2].startswith("_")]
     if not names:
-        raise FileNotFoundError(f"Folder {url!r} holds no file that ends in {', '.join(_SUFFIXES)}.")
+        raise FileNotFoundError(f"No file in {url!r} ends in {', '.join(_SUFFIXES)}. Pass the path of a table.")
     kinds = sorted(set(map(_suffix, names)))
     if len(kinds) > 1:
         hint = f"Choose: {join_url(url, f'*{kinds[0]}')!r}."

@@ -99,7 +99,8 @@ class DatasetReaderMapDataPipe(MapPipe):
             raise TypeError(must_be("fields", 'names in one string, like "x y"', fields))
         if labels is not None and len(labels) != len(dataset):
             raise ValueError(
-                f"`labels` must be as long as `dataset`, but has {len(labels)} entries for {len(dataset)} items."
+                f"`labels` must be as long as `dataset`, but has {len(labels)} entries for "
+                f"{len(dataset)} items. Pass one label per item, or -1 for an unlabeled one."
             )
         self._dataset = Shared(dataset)
         self._use = GlobalUse(is_seen=getattr(dataset, "is_random", None) is True)
@@ -332,7 +333,7 @@ def _part(item: Column, names: list[str], place: int, is_cheap: bool) -> Column:
             if len(value) != len(names):
                 raise ChainError(
                     f"Item {sample.position} has {len(value)} parts, but `fields` names {len(names)}: "
-                    f"{' '.join(names)!r}."
+                    f"{' '.join(names)!r}. Name each part, in order."
                 )
             return value[place]
         if len(names) == 1:

@@ -194,10 +194,15 @@ def _aligned(ids: Any, labels: Any) -> Any:
     if isinstance(labels, Mapping):
         missing = next((name for name in ids if name not in labels), None)
         if missing is not None:
-            raise ValueError(f"`labels` must have a label for every ID, but has none for {missing!r}.")
+            raise ValueError(
+                f"`labels` must have a label for every ID, but has none for {missing!r}. Add it: -1 is unlabeled."
+            )
         return [labels[name] for name in ids]
     if len(labels) != len(ids):
-        raise ValueError(f"`labels` must be as long as `ids`, but has {len(labels)} entries for {len(ids)} IDs.")
+        raise ValueError(
+            f"`labels` must be as long as `ids`, but has {len(labels)} entries for {len(ids)} IDs. "
+            "Pass one label per ID, in the same order, or a dictionary of labels by ID."
+        )
     return labels
 
 
@@ -267,4 +272,4 @@ class FileLoader(Fingerprinted):
             suffix = path_of(path).rpartition(".")[2]
             return decode_array(suffix, content) if suffix in ("npy", "pt") else content
         except ValueError as error:
-            raise DataError(f"{path!r} cannot be read: {error}") from error
+            raise DataError(f"{path!r} cannot be read: {str(error).rstrip('.')}. Replace the file.") from error

@@ -440,7 +440,9 @@ def _texts_of(param: str, name: str, rows: Any) -> Any:
         return values.cast(pa.string())
     except pa.ArrowException as error:
         rule = "name a column of text or numbers"
-        raise DataError(f"`{param}` must {rule}, but column {name!r} has entries of type {kind}.") from error
+        raise DataError(
+            f"`{param}` must {rule}, but column {name!r} has entries of type {kind}. Choose another."
+        ) from error
 
 
 def _no_file(name: Any) -> Any:

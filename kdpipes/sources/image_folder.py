@@ -173,7 +173,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     if not paths:
         raise DataError(
             f"There are no images in {root!r}: no file has the suffix of an image, like .jpg or .png"
-            f"{_counts_of(files)}."
+            f"{_counts_of(files)}. Pass a folder with one folder of images per class."
         )
     loose = next((path for path in paths if "/" not in path), None)
     if loose is not None:
@@ -192,7 +192,10 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
         )
     strangers = sorted(found - set(names))
     if strangers:
-        raise DataError(f"Folder {strangers[0]!r} in {root!r} is not among the `class_names` {', '.join(names)}.")
+        raise DataError(
+            f"Folder {strangers[0]!r} in {root!r} is not among the `class_names` {', '.join(names)}. "
+            "Add it, move the folder away, or leave out `class_names`."
+        )
     folders = [path.split("/", 1)[0] for path in paths]
     labels = number_labels(folders, names, param="root").column.astype(np.int32)
     if is_local(root):

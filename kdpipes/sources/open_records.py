@@ -159,11 +159,11 @@ class RecordReaderMapDataPipe(MapPipe):
             view = self._files.view(path, offset, size, records.sizes[part])
             content = bytes(view) if len(view) < mmap.PAGESIZE else view  # LMDB aligns only large ones
             if is_due and checksum_of([content]) != int(places.checksums[index]):
-                raise DataError("it differs from the index of the part.")
+                raise DataError("its bytes differ from the checksum of the index.")
             value = decode(content, verify=is_due)
         except DataError as error:
             where = f"Field {name!r} of sample {records.keys[index]!r} in {path!r} at offset {offset}"
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{where}: {str(error).rstrip('.')}. Copy or write the records again.") from error
         if is_due and self._verify == "once":
             self._verified.add(name, index, len(self))
         return value

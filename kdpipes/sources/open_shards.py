@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from kdpipes.core.column import Column
 from kdpipes.core.entries import value_of
-from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, check_names, must_be, reject_field
+from kdpipes.core.errors import (
+    REPLACE_FILE,
+    DataError,
+    check_choice,
+    check_count,
+    check_flag,
+    check_names,
+    must_be,
+    reject_field,
+)
 from kdpipes.core.labels import LABEL_FIELDS, number_fields, number_labels
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
 from kdpipes.core.order import Order
@@ -221,7 +230,7 @@ class ShardReaderMapDataPipe(MapPipe):
         lacking = np.flatnonzero(known.offsets < 0)
         if len(lacking):
             raise DataError(
-                f"Sample {catalog.key(int(lacking[0]))!r} has no member {name!r}; {len(lacking)} samples have none."
+                f"Sample {catalog.key(int(lacking[0]))!r} has no member {name!r}; {len(lacking)} have none. Drop them."
             )
         return as_column(list(shown_if_slow(self._all_of(name), len(self), f"reading {name!r}")))
 
@@ -294,10 +303,10 @@ class ShardReaderMapDataPipe(MapPipe):
         if len(content) < places.sizes[index]:
             raise DataError(
                 f"Shard {catalog.urls[catalog.shards[index]]!r} is truncated: expected {places.sizes[index]} bytes at "
-                f"offset {places.offsets[index]}, but found {len(content)}."
+                f"offset {places.offsets[index]}, but found {len(content)}. Replace it, or `kdpipes index` it again."
             )
         try:
             return decode_member(field, content, decode=self._decode)
         except ValueError as error:
             what = f"member {field!r} of sample {catalog.key(index)!r} in {self._place_of(index, [field])}"
-            raise DataError(f"{what} cannot be decoded: {error}.") from error
+            raise DataError(f"{what} cannot be decoded: {error}. {REPLACE_FILE}") from error

@@ -12,7 +12,7 @@ import numpy as np
 
 from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.column import Column
-from kdpipes.core.errors import DataError, add_note, check_choice, check_count, check_flag, check_names
+from kdpipes.core.errors import REPLACE_FILE, DataError, add_note, check_choice, check_count, check_flag, check_names
 from kdpipes.core.iter_pipe import IterPipe, report_lost_shard, tolerates_lost_shards
 from kdpipes.core.labels import number_fields
 from kdpipes.core.registry import called_as
@@ -280,7 +280,7 @@ class ShardStreamerIterDataPipe(IterPipe):
             try:
                 return decode_member(member.field, sound, decode=self._decode)
             except ValueError as error:
-                raise DataError(f"{what} cannot be decoded: {error}.") from error
+                raise DataError(f"{what} cannot be decoded: {error}. {REPLACE_FILE}") from error
 
         return Column(load, what=f"decoding member {member.field!r}")
 

@@ -302,7 +302,9 @@ class AlbumentationsAdapter(_Adapter):
             return np.array(value if value.mode in {"L", "RGB"} else value.convert("RGB"))
         if not isinstance(value, EncodedImage | DecodedImage | np.ndarray):
             kinds = "images from `.decode_images()` or Pillow, and arrays"
-            raise TypeError(f"`{self.__name__}` takes {kinds}, but got {type(value).__name__}.")
+            raise TypeError(
+                f"`{self.__name__}` takes {kinds}, but got {type(value).__name__}. Decode or convert the field first."
+            )
         return np.array(value)
 
     def _run(self, tree: _Tree, value: Any) -> Any:

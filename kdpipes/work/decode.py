@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 
 from kdpipes.core.column import Column
-from kdpipes.core.errors import DataError, check_choice, check_flag, must_be
+from kdpipes.core.errors import REPLACE_FILE, DataError, check_choice, check_flag, must_be
 from kdpipes.core.messages import counted
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.operation import Step
@@ -30,7 +30,6 @@ from kdpipes.storage.urls import is_local
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 
 MASK_NAMES = ("mask", "masks", "segmentation", "seg", "annotation", "label_map")  # names of fields
-_REMEDY = 'Replace the file, read it again if the storage truncated it, or skip such samples with `.on_error("skip")`.'
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
 _ORIENTATION = 0x0112  # the tag of EXIF
@@ -267,7 +266,7 @@ class EncodedImage:
                 image.draft(None, (width // factor, height // factor))
             image.load()
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-            raise DataError(f"{self._who()} cannot be decoded: {error}. {_REMEDY}") from error
+            raise DataError(f"{self._who()} cannot be decoded: {error}. {REPLACE_FILE}") from error
         finally:
             self._image = None
         try:
@@ -325,7 +324,7 @@ class EncodedImage:
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 reason = "" if str(error).startswith("cannot identify image file") else f" ({error})"
                 what = f"its {len(self.content)} bytes are not an image that Pillow can identify{reason}"
-                raise DataError(f"{self._who()} cannot be read: {what}. {_REMEDY}") from error
+                raise DataError(f"{self._who()} cannot be read: {what}. {REPLACE_FILE}") from error
         return self._image
 
 

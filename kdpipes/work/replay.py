@@ -138,7 +138,7 @@ def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
                 break
         if found is not None:
             return finished(stream, found)
-    raise DataError(f"The stream has no sample with key {key!r}.")
+    raise DataError(f"The stream has no sample with key {key!r}. `Sample.key` is the key of a sample.")
 
 
 def _sources_of(chain: MapPipe) -> list[MapPipe]:

@@ -275,7 +275,9 @@ def _find_source(url: str) -> _CopySource:
         if is_missing(error):
             raise
         raise DataError(f"{url!r} cannot be listed: {what_went_wrong(url, error)}.") from as_cause(error)
-    raise FileNotFoundError(f"There is neither a folder {masked(url)!r} nor a file {masked(zip_url)!r}.")
+    raise FileNotFoundError(
+        f"There is neither a folder {masked(url)!r} nor a file {masked(zip_url)!r}. Check the path."
+    )
 
 
 def _info(filesystem: Any, path: str) -> Any:
@@ -300,7 +302,7 @@ def _walk(folder: str, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, dict[
     for path in sorted(entry.path for entry in os.scandir(folder)):
         info = _status(path)
         if info["type"] == "other":
-            raise DataError(f"{path!r} is neither a file nor a folder.")
+            raise DataError(f"{path!r} is neither a file nor a folder. Remove it.")
         if info["place"] not in above:
             yield path, info
             yield from _walk(path, above) if info["type"] == "directory" else ()
@@ -317,7 +319,7 @@ def _tree(url: str, filesystem: Any, root: str) -> _CopySource:
         if not name or MARKERS & set(name.split("/")):
             continue
         if not is_inside(name):
-            raise DataError(f"{path!r} would be copied out of the folder; its name must not have '..'.")
+            raise DataError(f"{path!r} would be copied out of the folder; its name must not have '..'. Rename it.")
         folder, _, base = name.rpartition("/")
         if info["type"] == "directory" or str(path).endswith("/"):
             folders |= _with_parents(name)
@@ -516,7 +518,7 @@ def _range(file: SourceFile, start: int, stop: int) -> bytes:
     def read() -> bytes:
         content = bytes(file.reader().read(wanted).content)
         if len(content) != stop - start:
-            raise BrokenStreamError(f"{stop - start} bytes are due at offset {start}, {len(content)} came")
+            raise BrokenStreamError(f"expected {stop - start} bytes at offset {start}, but received {len(content)}")
         return content
 
     return retried(read)
@@ -544,7 +546,7 @@ def _opened_zip(file: SourceFile) -> Iterator[zipfile.ZipFile]:
         except DataError:
             raise
         except (*_UNREADABLE, ValueError) as error:
-            raise DataError(f"{file.url!r} is not a zip file that can be read: {error}.") from error
+            raise DataError(f"{file.url!r} is not a readable zip file: {error}. Replace it.") from error
         with archive:
             yield archive
 
@@ -563,7 +565,7 @@ def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[st
         else:
             reason = "it is encrypted" if info.flag_bits & _ENCRYPTED else ""
         if reason:
-            raise DataError(f"Member {path!r} of {url!r} is rejected: {reason}.")
+            raise DataError(f"Member {path!r} of {url!r} is rejected: {reason}. Repack the zip without it.")
         name = "/".join(part for part in info.filename.split("/") if part not in ("", "."))
         if not name or MARKERS & set(name.split("/")):
             continue
@@ -574,7 +576,7 @@ def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[st
             folders |= _with_parents(posixpath.dirname(name))
     conflict = next((name for name in members if name in folders), None)
     if conflict is not None:
-        raise DataError(f"Member {conflict!r} of {url!r} is rejected: it is a file, and a folder of others. Repack it.")
+        raise DataError(f"Member {conflict!r} of {url!r} is rejected: it is both a file and a folder. Repack the zip.")
     return sorted(folders), members
 
 
@@ -587,4 +589,4 @@ def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, url: str) -> Iter
     except DataError:
         raise
     except _UNREADABLE as error:
-        raise DataError(f"Member {info.filename!r} of {url!r} cannot be unpacked: {error}.") from error
+        raise DataError(f"Member {info.filename!r} of {url!r} cannot be unpacked: {error}. Replace the zip.") from error

@@ -141,7 +141,7 @@ class MemberEncoder(Fingerprinted):
         if how is not None and not isinstance(how, str):
             made = how(value)
             if not isinstance(made, bytes | bytearray | memoryview):
-                raise TypeError(f"A function of `encode` must return bytes, but returned {type(made).__name__}.")
+                raise TypeError(f"The function `encode[{field!r}]` returned {type(made).__name__}. Return bytes.")
             return _kind_of_bytes(bytes(made)), bytes(made)
         try:
             return (how, _encoded(value, how)) if how is not None else _by_type(field, value)
@@ -150,7 +150,7 @@ class MemberEncoder(Fingerprinted):
                 raise
             as_what = "" if how is None else f" as {how!r}"
             raise ChainError(
-                f"Field {field!r} cannot be written{as_what}: {str(error).rstrip('.')}. Say how it is to be written: "
+                f"Field {field!r} cannot be written{as_what}: {str(error).rstrip('.')}. Choose an encoding: "
                 "`encode={" + f"{field!r}: ...}}` takes a function that returns bytes."
             ) from error
 
@@ -228,7 +228,7 @@ def _encoded(value: Any, kind: str) -> bytes:
         file = io.BytesIO()
         array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         if array.dtype == object:
-            raise ChainError("An array of objects is not written: only pickle could.")
+            raise ChainError("an array of objects would need pickle")
         np.save(file, np.ascontiguousarray(array) if array.ndim else array, allow_pickle=False)
         return file.getvalue()
     if kind == "pth":
@@ -245,7 +245,7 @@ def _plain(value: Any) -> Any:
     """Return a value of NumPy or torch as plain Python data, which JSON supports."""
     if isinstance(value, np.generic | np.ndarray | torch.Tensor):
         return value.tolist()
-    raise ChainError(f"JSON does not know {type(value).__name__}: `encode=` takes a function that returns bytes.")
+    raise ChainError(f"JSON cannot represent {type(value).__name__}")
 
 
 def _image_bytes(value: Any, kind: str) -> bytes:
@@ -282,7 +282,7 @@ def _as_pil(value: Any) -> Image.Image:
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
         return Image.fromarray(np.ascontiguousarray(value[..., 0] if value.shape[2:] == (1,) else value))
     shown = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
-    raise ChainError(f"{shown} is not an image: tensors are [C, H, W] uint8, arrays [H, W, C] uint8.")
+    raise ChainError(f"{shown} is not an image (tensors must be [C, H, W] uint8, arrays [H, W, C] uint8)")
 
 
 def _kind_of_bytes(content: bytes) -> str:
@@ -332,7 +332,7 @@ def as_tar_key(key: str) -> str:
 def check_tar_key(key: str, shown: str | None = None) -> str:
     """Return `key`, or raise if webdataset cannot hold it; the error shows `shown` instead, if that is given."""
     if not isinstance(key, str):
-        raise TypeError(f"`key` must return a string, but returned {type(key).__name__}.")
+        raise TypeError(f"`key` must return a string, but returned {type(key).__name__}. Convert it: `str(...)`.")
     folder, _, name = key.rpartition("/")
     bad = "has no name" if not name else "leads out of its folder" if ".." in folder.split("/") else ""
     bad = bad or ("has a dot in its file name, where webdataset would split it" if "." in name else "")

@@ -306,7 +306,7 @@ class _RecordItems:
             return WrittenSample(made.key, dict(made))
         if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
             what = type(made).__name__
-            raise TypeError(f"`encode` must return a dictionary of fields, but has returned {what} for {item!r:.80}.")
+            raise TypeError(f"`encode` must return a dictionary of fields, but returned {what} for {item!r:.80}.")
         fields = dict(made)
         return WrittenSample(str(fields.pop("key", sample.key)), fields)
 
@@ -369,5 +369,7 @@ def _image_and_label(item: str | list[str]) -> dict[str, Any]:
     """Return the fields of a line `path/to/image.jpg 3`: the file's bytes, and the number of its class."""
     cells = item.rsplit(None, 1) if isinstance(item, str) else item
     if len(cells) != 2 or not cells[1].strip().lstrip("-").isdecimal():
-        raise DataError(f"An item must be a path and the number of a class, but is {item!r}. `encode=` reads others.")
+        raise DataError(
+            f"Each item must be a path and a class number, but is {item!r}. For other items pass `encode=`."
+        )
     return {"key": cells[0], "x": read_url(cells[0]), "y": int(cells[1])}

@@ -105,9 +105,9 @@ def test_seed_and_field_are_passed_on(folder: Path) -> None:
 
 
 REJECTED = {
-    "users_chains": "The chain must be named as module:name or file.py:name, but is 'users_chains' instead",
-    "": "The chain must be named as module:name",
-    "users_chains:": "The chain must be named as module:name",
+    "users_chains": "CHAIN must be module:name or file.py:name, as in train.py:chain, but is 'users_chains' instead",
+    "": "CHAIN must be module:name",
+    "users_chains:": "CHAIN must be module:name",
     "users_chains:none": "users_chains does not define 'none'",
     "users_chains.py:none": "users_chains.py does not define 'none'",
     "no_such_module:chain": "No module named 'no_such_module'",
@@ -165,4 +165,6 @@ def test_it_is_a_command(folder: Path) -> None:
     assert pixels("grid.png") == expected(folder, batch=1)
     failed = subprocess.run([*command, "9"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert failed.stderr == "kdpipes replay: Epoch 0 has no batch 9; they are numbered from 0.\n"
+    assert (
+        failed.stderr == "kdpipes replay: Epoch 0 has no batch 9. Pass a smaller number; batches are numbered from 0.\n"
+    )

@@ -46,7 +46,7 @@ def test_a_file_may_hold_several_receipts(receipts: list[str], tmp_path: Path, r
 def test_files_that_hold_no_receipt_are_errors(tmp_path: Path, run: Any) -> None:
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "b.json").write_text("{}")
-    assert "a.json does not hold JSON" in run("verify", tmp_path / "a.json").mistake()
+    assert "a.json' is not a receipt in JSON" in run("verify", tmp_path / "a.json").mistake()
     assert "`receipt` must be what `receipt()` of a Loader returns" in run("verify", tmp_path / "b.json").mistake()
 
 

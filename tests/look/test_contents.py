@@ -142,7 +142,7 @@ def test_no_member_is_decoded(tmp_path: Path) -> None:
 
 def test_what_cannot_be_told_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="There is no file in"):
+    with pytest.raises(FileNotFoundError, match="contains no files"):
         inspect_data([str(tmp_path / "empty")])
     with pytest.raises(FileNotFoundError, match="There is no folder 'memory://kdpipes-none'"):
         inspect_data(["memory://kdpipes-none"])

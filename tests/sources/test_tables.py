@@ -254,7 +254,7 @@ def test_missing_files_and_mixed_folders_are_named(tmp_path: Path) -> None:
         kdp.from_table(tmp_path / "part-*.parquet")
     with pytest.raises(FileNotFoundError, match=r"There is no file '.*t\.csv'\.$"):
         kdp.from_table(tmp_path / "t.csv")
-    with pytest.raises(FileNotFoundError, match=r"Folder '.*' holds no file that ends in \.parquet"):
+    with pytest.raises(FileNotFoundError, match=r"No file in '.*' ends in \.parquet"):
         kdp.from_table(tmp_path)
     write(tmp_path / "a.csv", "a\n1\n")
     write(tmp_path / "b.jsonl", '{"a": 1}\n')

@@ -76,7 +76,7 @@ def test_faults_of_the_storage_that_pass_are_not_noticed(
 
 
 def test_a_fault_that_stays_is_an_error_that_names_the_file(origin: Path, local: Path) -> None:
-    text = r"'faulty://train/heron/2\.jpg' cannot be read: 3000 bytes are due"
+    text = r"'faulty://train/heron/2\.jpg' cannot be read: expected 3000 bytes"
     with (
         faulty_storage(str(origin), faults=[Fault("truncate", paths="*2.jpg")]),
         pytest.raises(kdp.DataError, match=text),

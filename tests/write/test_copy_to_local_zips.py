@@ -114,9 +114,9 @@ def bomb(content: bytes, size: int) -> bytes:
 
 ONE = zipped({"member.bin": bytes(range(256)) * 50})
 DAMAGED = {
-    "no zip": (b"no zip at all", "not a zip file that can be read"),
-    "empty": (b"", "not a zip file that can be read"),
-    "cut": (ONE[:-30], "not a zip file that can be read"),
+    "no zip": (b"no zip at all", "is not a readable zip file"),
+    "empty": (b"", "is not a readable zip file"),
+    "cut": (ONE[:-30], "is not a readable zip file"),
     "damaged": (ONE[:60] + b"\xff" + ONE[61:], "'member.bin' of .* cannot be unpacked"),
     "larger than stated": (bomb(ONE, 100), "'member.bin' of .* cannot be unpacked"),
     "smaller than stated": (bomb(ONE, 100_000), "12800 were received"),

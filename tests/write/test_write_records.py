@@ -213,7 +213,7 @@ def test_the_records_of_another_input_are_rejected_and_kept(
 
 def test_a_failed_input_does_not_block_the_mended_one(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("path label")
-    with pytest.raises(kdp.DataError, match="An item must be a path and the number of a class"):
+    with pytest.raises(kdp.DataError, match="Each item must be a path and a class number"):
         kdp.write_records(tmp_path / "list.txt", tmp_path / "r", num_parts=1)
     kdp.write_records(Birds(), tmp_path / "whole", num_parts=3)
     assert kdp.write_records(Birds(), tmp_path / "r", num_parts=3).num_written == 3
@@ -411,10 +411,10 @@ def test_what_cannot_be_kept_or_encoded_names_the_sample(tmp_path: Path) -> None
     ) as caught:
         kdp.write_records(Birds().transform("x", lambda x: 1j), tmp_path / "a")
     assert "allow_pickle" not in str(caught.value)
-    with pytest.raises(TypeError, match=r"`encode` must return a dictionary of fields, but has returned int for 7"):
+    with pytest.raises(TypeError, match=r"`encode` must return a dictionary of fields, but returned int for 7"):
         kdp.write_records([7], tmp_path / "b", encode=int)
     (tmp_path / "list.txt").write_text("no_label.jpg")
-    with pytest.raises(kdp.DataError, match=r"a path and the number of a class, but is 'no_label\.jpg'") as noted:
+    with pytest.raises(kdp.DataError, match=r"a path and a class number, but is 'no_label\.jpg'") as noted:
         kdp.write_records(tmp_path / "list.txt", tmp_path / "c")
     assert "item 0 of" in noted.value.__notes__[0]
 

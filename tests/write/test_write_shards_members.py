@@ -89,7 +89,7 @@ def test_arrays_and_pixels_come_back(tmp_path: Path) -> None:
         one(tmp_path / "pixels", {"x": Image.fromarray(pixels)})
     with pytest.raises(ChainError, match="Field 'x' of sample '0' holds bytes of an unknown kind"):
         one(tmp_path / "bytes", {"x": b"any"})
-    with pytest.raises(ChainError, match="An array of objects is not written"):
+    with pytest.raises(ChainError, match="an array of objects would need pickle"):
         one(tmp_path / "objects", {"x": np.array([{}, 1])})
     with pytest.raises(ChainError, match="Two fields of sample '0' have the extension 'jpg'"):
         one(tmp_path / "two", {"x": b"\xff\xd8\xff", "jpg": b"a"})
@@ -166,7 +166,7 @@ def test_a_key_that_comes_twice_is_rejected(letters: Any, tmp_path: Path, num_wo
     [
         (torch.zeros(3, dtype=torch.bfloat16), None, "BFloat16"),
         ("\ud800", None, "surrogates"),
-        (np.array([object()]), None, "only pickle could"),
+        (np.array([object()]), None, "would need pickle"),
         (Image.new("F", (3, 3)), "png", "cannot write mode F"),
         (Image.new("I;16", (3, 3)), "jpg", "cannot store an image of mode 'I;16' without loss: .* 'png'"),
         (Image.new("P", (3, 3)), "jpg", "cannot store an image of mode 'P' without loss"),
