@@ -31,7 +31,7 @@ from kdpipes.loader.services import ProcessReadingService as ProcessReadingServi
 from kdpipes.loader.services import ThreadReadingService as ThreadReadingService
 from kdpipes.look.batch import show_batch as show_batch
 from kdpipes.look.doctor.examine import doctor as doctor
-from kdpipes.look.figures import draw as draw
+from kdpipes.look.doctor.rules import doctor_rule as doctor_rule
 from kdpipes.look.figures import plot_classes as plot_classes
 from kdpipes.look.profile import profile as profile
 from kdpipes.plan.class_counts import class_counts as class_counts
@@ -90,7 +90,7 @@ __all__ = [
     "class_counts",
     "concat",
     "doctor",
-    "draw",
+    "doctor_rule",
     "from_dataset",
     "from_ids",
     "from_table",

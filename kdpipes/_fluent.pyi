@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, MapDataPipe
 from typing_extensions import Never
 
-from kdpipes.cache.store import CacheStats
+from kdpipes.cache.store import CacheStats, CacheStore
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.delivery.batching import Batching
 from kdpipes.delivery.by_shard import ByShard
@@ -139,7 +139,6 @@ class MapChain(MapDataPipe[Any]):
         name: str | None = None,
         max_bytes: int | None = None,
         keep: bool = False,
-        verify: Literal["always", "once", "never"] = "once",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
@@ -151,8 +150,6 @@ class MapChain(MapDataPipe[Any]):
         *,
         layout: Literal["lmdb", "files"] | None = None,
         max_bytes: int | None = None,
-        is_durable: bool = True,
-        verify: Literal["always", "once", "never"] = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
@@ -165,12 +162,19 @@ class MapChain(MapDataPipe[Any]):
         namespace: str = "kdpipes",
         ttl_s: float | None = None,
         on_unreachable: Literal["raise", "go_on"] = "raise",
-        timeout_s: float = 5.0,
-        max_value_bytes: int = 536870912,
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> CacheMapChain: ...
+    def cache(
+        self,
+        store: CacheStore,
+        *,
         verify: Literal["always", "once", "never"] = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
+        bytes_as_views: bool = False,
     ) -> CacheMapChain: ...
     def on_error(
         self,
@@ -354,7 +358,6 @@ class IterChain(IterDataPipe[Any]):
         name: str | None = None,
         max_bytes: int | None = None,
         keep: bool = False,
-        verify: Literal["always", "once", "never"] = "once",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
@@ -366,8 +369,6 @@ class IterChain(IterDataPipe[Any]):
         *,
         layout: Literal["lmdb", "files"] | None = None,
         max_bytes: int | None = None,
-        is_durable: bool = True,
-        verify: Literal["always", "once", "never"] = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
@@ -380,12 +381,19 @@ class IterChain(IterDataPipe[Any]):
         namespace: str = "kdpipes",
         ttl_s: float | None = None,
         on_unreachable: Literal["raise", "go_on"] = "raise",
-        timeout_s: float = 5.0,
-        max_value_bytes: int = 536870912,
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
+    ) -> CacheIterChain: ...
+    def cache(
+        self,
+        store: CacheStore,
+        *,
         verify: Literal["always", "once", "never"] = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
+        bytes_as_views: bool = False,
     ) -> CacheIterChain: ...
     def on_error(
         self,

@@ -85,6 +85,7 @@ PIPES = (
         "work", "cache_on_disk(url)", "caches.md#on-disk", "keeps fields for later runs, with checksums", "cache.cache"
     ),
     Pipe("work", "cache_in_redis(url)", "caches.md#in-redis", "keeps fields for other machines", "cache.cache"),
+    Pipe("work", "cache(store)", "caches.md#a-store-of-your-own", "keeps fields in a store of your own", "cache.cache"),
     Pipe("work", 'on_error("skip")', "work.md#samples-that-cannot-be-made", "leaves out bad samples"),
     Pipe("work", 'select("x y")', "work.md#fields", "loads these fields and returns them as a tuple", "work.fields"),
     Pipe(
@@ -132,7 +133,7 @@ PUBLIC = {  # what `kdpipes` offers: the module and the name in it
     "class_counts": ("plan.class_counts", "class_counts"),
     "concat": ("plan.concat", "ConcatenatorMapDataPipe"),
     "doctor": ("look.doctor.examine", "doctor"),
-    "draw": ("look.figures", "draw"),
+    "doctor_rule": ("look.doctor.rules", "doctor_rule"),
     "from_dataset": ("sources.from_dataset", "DatasetReaderMapDataPipe"),
     "from_ids": ("sources.from_ids", "IdReaderMapDataPipe"),
     "from_table": ("sources.from_table", "TableReaderMapDataPipe"),

@@ -13,6 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
+from kdpipes.cache import FileStore
 from kdpipes.core.chain import Chain
 from kdpipes.core.registry import registered
 from kdpipes.core.sample import Sample
@@ -30,6 +31,7 @@ def _own_path(sample: Sample) -> str:
 # One example of each pipe; both flavours take the same arguments, or say so here.
 EXAMPLES: dict[str, Build] = {
     "add_field": lambda source: source.add_field("twice", lambda sample: 2 * sample["x"]),
+    "cache": lambda source: source.transform("x", lambda x: 2 * x).cache(FileStore("memory://own")),
     "cache_in_memory": lambda source: source.transform("x", lambda x: 2 * x).cache_in_memory(),
     "cache_on_disk": lambda source: source.transform("x", lambda x: 2 * x).cache_on_disk("memory://contract"),
     "collate_samples": lambda source: source.select("x y").deal(batch_size=2).collate_samples(),
@@ -126,6 +128,7 @@ def test_what_is_no_pipe_is_rejected_where_the_chain_is_built(name: str, flavour
     function = registered()[name, flavour]
     arguments = {
         "add_field": ("z", len),
+        "cache": (FileStore("memory://own"),),
         "cache_on_disk": ("memory://contract",),
         "few_shot": (1,),
         "join": ([1, 2, 3],),

@@ -68,7 +68,6 @@ VIEWS: dict[str, Callable[[Path], Any]] = {
     "a chain": lambda folder: kdp.open_shards(hostile_tar(folder)).transform("txt", fails).select("txt"),
     "a folder": lambda folder: kdp.image_folder(hostile_folder(folder)),
     "a stream": lambda folder: kdp.stream_shards(hostile_tar(folder)).select("txt").deal(batch_size=1),
-    "a drawing": lambda folder: kdp.draw(kdp.image_folder(hostile_folder(folder)).oversample()),
     "classes": lambda folder: kdp.plot_classes(samples()),
     "a doctor's report": lambda folder: kdp.doctor(samples().transform("x", fails).deal(batch_size=2), measure=False),
     "a profile": lambda folder: kdp.profile(samples().select("y").deal(batch_size=2), seconds=0.01),

@@ -28,6 +28,7 @@ PAGES = {
 }
 MORE_MODULES = {
     "work": ("kdpipes.work",),
+    "cache": ("kdpipes.cache",),
     "delivery": ("kdpipes.delivery",),
     "write": ("kdpipes.write",),
     "look": ("kdpipes.look",),

@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.cache.folder import Layout, layout_in
-from kdpipes.cache.key import PLAIN, Identity
-from kdpipes.cache.redis_store import MOST_VALUE_BYTES, RedisStore
+from kdpipes.cache.key import PLAIN, Identity, WatchedCalls
 from kdpipes.cache.replayed import Replayable, Replayed
 from kdpipes.cache.shared_folder import CacheCounters
-from kdpipes.cache.store import CacheStats, CacheStore, bound_to
-from kdpipes.cache.watched_calls import WatchedCalls
+from kdpipes.cache.store import CacheStats, CacheStore, Entries, bound_to
 from kdpipes.core.chain import Chain
 from kdpipes.core.column import Column, Inputs
 from kdpipes.core.errors import ChainError, check_choice, check_flag, must_be
@@ -52,24 +50,60 @@ _AS_HITS: dict[type, Callable[[Any], Any]] = {
 
 
 class Cacher(Operation):
-    """A cache of fields, as the operation of a work pipe. Subclasses choose the store and describe the arguments."""
+    """Keeps fields in a store of your own (functional name: ``cache``).
+
+    `cache_in_memory` describes what is cached, and how entries are identified. `cache_in_memory()`,
+    `cache_on_disk(url)` and `cache_in_redis(url)` are this pipe with a store of `kdpipes.cache`: use it to pass them
+    further arguments.
+
+    Args:
+        store: Where the entries are kept: an object of a subclass of `kdpipes.cache.CacheStore`.
+        verify: When checksums are compared: "always", "once" per process and entry, or "never".
+        version: A string or an integer that distinguishes these entries from others.
+        freeze_randomness: Whether to cache the results of random operations upstream, the same for all epochs.
+        allow_pickle: Whether to pickle values that are not plain data. Loading a pickle can execute code, so everyone
+            who can write to the store must be trusted.
+        bytes_as_views: Whether bytes are returned as read-only memoryviews of the entries instead of copies.
+
+    Memory: that of the store.
+
+    Workers: The store is pickled for workers, and inherited by forked ones.
+
+    Raises:
+        ChainError: An operation upstream draws random numbers. Raised when the chain is built, if that is known, or
+            when a field is first read.
+        TypeError: A value cannot be cached as plain data.
+
+    Example:
+        >>> from kdpipes.cache import LmdbStore
+        >>> store = LmdbStore("cached", is_durable=False)
+        >>> cached = kdp.from_dataset([("heron", 0), ("stork", 1)]).transform("x", str.upper).cache(store)
+        >>> [cached[0]["x"] for epoch in range(3)]
+        ['HERON', 'HERON', 'HERON']
+    """
 
     def __init__(
         self,
         store: CacheStore,
-        verify: Verify,
-        version: str | int | None,
-        freeze_randomness: bool,
-        allow_pickle: bool,
+        *,
+        verify: Verify = "always",
+        version: str | int | None = None,
+        freeze_randomness: bool = False,
+        allow_pickle: bool = False,
         bytes_as_views: bool = False,
     ) -> None:
+        given: Any = store
+        if not isinstance(given, CacheStore):
+            hint = "Subclass `kdpipes.cache.CacheStore`, or use `cache_in_memory()` or `cache_on_disk(url)`."
+            raise TypeError(must_be("store", "a `CacheStore`", store, hint))
         check_choice("verify", verify, ("always", "once", "never"))
-        flags = {"freeze_randomness": freeze_randomness, "allow_pickle": allow_pickle, "bytes_as_views": bytes_as_views}
-        for name, value in flags.items():
-            check_flag(name, value)
+        check_flag("freeze_randomness", freeze_randomness)
+        check_flag("allow_pickle", allow_pickle)
+        check_flag("bytes_as_views", bytes_as_views)
         if version is not None and (isinstance(version, bool) or not isinstance(version, str | int)):
             raise TypeError(must_be("version", "a string or an integer", version))
-        self.store = store
+        self._counters = CacheCounters.shared()
+        self.entries = Entries(store, self._counters)
         self.freezes = freeze_randomness
         self.traits = Traits(
             role="cache",
@@ -78,7 +112,6 @@ class Cacher(Operation):
             freezes=freeze_randomness,
             is_transparent=not freeze_randomness,
         )
-        self.counters = CacheCounters.shared()
         self.notes = (version,)
         self._verify = verify
         self._allow_pickle = allow_pickle
@@ -86,6 +119,16 @@ class Cacher(Operation):
         self._verified = _Verified()  # the first 8 bytes of the keys of entries
         self.is_warming_up = False  # `warm_up` writes the list of samples itself
         self._has_warned = False
+
+    @property
+    def completes_itself(self) -> bool:
+        """Whether a full epoch writes the list of samples, which looks up each entry."""
+        store = self.entries.store
+        return store.lifetime == "lasting" and store.has_quick_size
+
+    def counts(self) -> dict[str, int]:
+        """Return hits, misses and healed entries of all processes."""
+        return self._counters.totals()
 
     def fingerprint(self) -> Any:
         # `bytes_as_views` does not count: a view equals its bytes.
@@ -126,7 +169,7 @@ class Cacher(Operation):
         key = entry.identity.of_field(sample, base, name, entry.inputs)
         try:
             if (found := self._found(key, sample)) is not None:
-                self.counters.count(hits=1)
+                self._counters.count(hits=1)
                 value, ctx = found
                 for recorded, content in ctx.items():
                     sample.ctx.setdefault(recorded, content)
@@ -149,9 +192,9 @@ class Cacher(Operation):
             if not self.freezes and (private := moved()) is not None:
                 reject_random(*private)
             index = [sample.position] if is_index_read() else []
-        if not is_damaged and not self.store.takes_more() and type(value) in _AS_HITS:
+        if not is_damaged and not self.entries.takes_more() and type(value) in _AS_HITS:
             # A full cache costs only the look-up: encoding a value that cannot be kept took 60 us.
-            self.counters.count(misses=1)
+            self._counters.count(misses=1)
             return _AS_HITS[type(value)](value)
         made = {*entry.recorded, *(set(sample.ctx) - before)} - set(_OF_DELIVERY)
         ctx = {recorded: sample.ctx[recorded] for recorded in made if recorded in sample.ctx}
@@ -160,8 +203,8 @@ class Cacher(Operation):
         except TypeError as error:
             what = f"The ctx ({', '.join(map(repr, ctx))}) of field" if _is_plain(value) else "Field"
             raise TypeError(f"{what} {name!r} cannot be cached. {error}") from error
-        is_kept = self.store.put(key, [content], replace=is_damaged)
-        self.counters.count(misses=1, healed=int(is_damaged and is_kept))
+        is_kept = self.entries.put(key, [content], replace=is_damaged)
+        self._counters.count(misses=1, healed=int(is_damaged and is_kept))
         if is_kept and not is_damaged:
             added()
         # The value as later reads return it: a copy of bytes would equal them.
@@ -170,7 +213,7 @@ class Cacher(Operation):
     def _found(self, key: bytes, sample: Sample) -> Any:
         """Return the tuple of a value and its entries of the ctx, or None."""
         is_known = self._verify != "always" and key[:8] in self._verified
-        content = self.store.get(key, is_known=is_known)
+        content = self.entries.get(key, is_verified=is_known)
         if content is None:
             return None
         found = self._read(key, content, self._verify == "always" or (self._verify == "once" and not is_known))
@@ -297,7 +340,7 @@ class _CachePipe(SampleMapper):
             reject_random(name, is_eager=True)
         if not operation.freezes and (name := chain.random_name()) is not None:
             reject_random(name)
-        is_shared = operation.store.is_shared
+        is_shared = operation.entries.store.lifetime != "chain"
         self._identity = Identity(self.source, operation.notes, is_shared=is_shared)
         self._calls = WatchedCalls(self.source, is_shared)
         # Eager operations may load fields, and draw from the global generators, before the cache looks for the sample.
@@ -326,10 +369,11 @@ class _CachePipe(SampleMapper):
 
     def counters(self) -> dict[str, int]:
         """Return counts for a loader's statistics; of the store only what it knows without a search."""
-        counted = self._operation.counters.totals()
-        if self._operation.store.has_quick_stats:
-            stats = self._operation.store.stats()
-            counted |= {"bytes": stats.bytes, "entries": stats.entries}
+        entries = self._operation.entries
+        if entries.store.has_quick_size:
+            counted = entries.stats()._asdict()
+        else:
+            counted = self._operation.counts()
         return {f"cache_{name}": number for name, number in counted.items()}
 
     def apply(self, block: Block) -> Sequence[Block]:
@@ -348,7 +392,7 @@ class _CachePipe(SampleMapper):
                 reject_random(names[0], is_eager=True)
         if sample.draw.epoch != self._epoch:
             self._epoch = sample.draw.epoch
-            self._operation.store.check()
+            self._operation.entries.check()
         self._operation.cache(block, self._identity, self._calls, self.entry_added)
         return (block,)
 
@@ -356,11 +400,11 @@ class _CachePipe(SampleMapper):
         """Count an entry that this process has added."""
 
     def end_epoch(self, *, in_worker: bool) -> None:
-        self._operation.store.flush()
+        self._operation.entries.flush()
 
     def stats(self) -> CacheStats:
         """Return the size of the cache, and the hits, misses and healed entries in all processes of this chain."""
-        return self._operation.store.stats()._replace(**self._operation.counters.totals())
+        return self._operation.entries.stats()
 
     def warm_up(
         self, *, num_threads: int = 4, num_workers: int = 0, executor: Executor | None = None, progress: bool = True
@@ -402,11 +446,11 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
         self._is_listed = False
 
     def entry_added(self) -> None:
-        if not self._operation.store.completes_itself:
+        if not self._operation.completes_itself:
             return
         # In a loop without a loader, nothing else shows that an epoch is over.
         if self._num_left is None:
-            self._num_left = max(len(self) - self._operation.store.stats().entries, 0) + 1
+            self._num_left = max(len(self) - self._operation.entries.stats().entries, 0) + 1
         self._num_left -= 1
         if self._num_left <= 0:
             self._num_left = len(self)
@@ -415,10 +459,10 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
     def end_epoch(self, *, in_worker: bool) -> None:
         """Write the last group; in the main process, write the list of samples if the cache has all of them now."""
         super().end_epoch(in_worker=in_worker)
-        store = self._operation.store
-        if in_worker or self._is_listed or not store.completes_itself or self._operation.is_warming_up:
+        operation = self._operation
+        if in_worker or self._is_listed or not operation.completes_itself or operation.is_warming_up:
             return
-        num_entries = store.stats().entries
+        num_entries = operation.entries.stats().entries
         if num_entries != self._num_seen:
             self._num_seen = num_entries
             from kdpipes.cache.warm_up import complete
@@ -439,7 +483,7 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
         """Return whether a field of a sample is cached: fields that are read are cached together."""
         sample = self.source.fetch(position)
         names = [name for name, value in sample.scope().items() if is_cached(value)]
-        return not names or any(self._operation.store.contains(self.entry_key(sample, name)) for name in names)
+        return not names or any(self._operation.entries.contains(self.entry_key(sample, name)) for name in names)
 
 
 class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
@@ -459,7 +503,7 @@ class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
         if not isinstance(shards, Replayable):
             yield from super().samples()
             return
-        for raw in Replayed(shards, self._operation.store).samples():
+        for raw in Replayed(shards, self._operation.entries).samples():
             sample = raw
             for mapper in reversed(path):
                 sample = mapper.apply_to(sample)
@@ -494,7 +538,6 @@ class CacherInMemory(Cacher):
             cache is full, a warning is issued once, and values that are not in it are loaded from the source every
             time.
         keep: Whether a named cache stays until `kdpipes cache clear` when no process uses it any more.
-        verify: When checksums are compared: "once" per process and entry, "always" or "never".
         version: A string or an integer that distinguishes these entries from others.
         freeze_randomness: Whether to cache the results of random operations upstream, the same for all epochs.
         allow_pickle: Whether to pickle values other than numbers, strings, bytes, arrays, tensors, images, and lists
@@ -527,7 +570,6 @@ class CacherInMemory(Cacher):
         name: str | None = None,
         max_bytes: int | None = None,
         keep: bool = False,
-        verify: Verify = "once",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
@@ -535,8 +577,14 @@ class CacherInMemory(Cacher):
     ) -> None:
         from kdpipes.cache.lmdb_store import LmdbStore  # stores are imported on use: most chains have one or none
 
-        store = LmdbStore.in_memory(name, max_bytes=max_bytes, keep=keep)
-        super().__init__(store, verify, version, freeze_randomness, allow_pickle, bytes_as_views)
+        super().__init__(
+            LmdbStore.in_memory(name, max_bytes=max_bytes, keep=keep),
+            verify="once",
+            version=version,
+            freeze_randomness=freeze_randomness,
+            allow_pickle=allow_pickle,
+            bytes_as_views=bytes_as_views,
+        )
 
 
 class CacherOnDisk(Cacher):
@@ -553,10 +601,6 @@ class CacherOnDisk(Cacher):
         layout: "lmdb", one file, for local folders (no network file system); "files", one per entry, in any storage.
             By default that of an existing cache, else "lmdb" for paths and "files" for URLs.
         max_bytes: The maximum size of an LMDB file; by default half of the free space on the disk.
-        is_durable: Whether LMDB flushes each group of entries to the disk, so that at most the last group is lost if
-            the machine crashes. If False, a cache that was being written during a crash may be corrupt and must be
-            deleted.
-        verify: When checksums are compared: "always", "once" per process and entry, or "never".
         version: A string or an integer that distinguishes these entries from others.
         freeze_randomness: Whether to cache the results of random operations upstream, the same for all epochs.
         allow_pickle: Whether to pickle values that are not plain data. Loading a pickle can execute code, so everyone
@@ -588,8 +632,6 @@ class CacherOnDisk(Cacher):
         *,
         layout: Layout | None = None,
         max_bytes: int | None = None,
-        is_durable: bool = True,
-        verify: Verify = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
@@ -601,7 +643,6 @@ class CacherOnDisk(Cacher):
             raise ValueError(must_be("url", "the name of a folder", url))
         place = os.fspath(url).removeprefix("file://")
         check_choice("layout", layout, ("lmdb", "files", None))
-        check_flag("is_durable", is_durable)
         access = Access(storage_options=storage_options)
         if layout is None:
             layout = "files" if not is_local(place) or layout_in(place, access) == "files" else "lmdb"
@@ -612,10 +653,10 @@ class CacherOnDisk(Cacher):
 
         store: CacheStore
         if layout == "lmdb":
-            store = LmdbStore(place, max_bytes=max_bytes, is_durable=is_durable)
+            store = LmdbStore(place, max_bytes=max_bytes)
         else:
             store = FileStore(place, storage_options=storage_options)
-        super().__init__(store, verify, version, freeze_randomness, allow_pickle)
+        super().__init__(store, version=version, freeze_randomness=freeze_randomness, allow_pickle=allow_pickle)
 
 
 class CacherInRedis(Cacher):
@@ -623,8 +664,8 @@ class CacherInRedis(Cacher):
 
     `cache_in_memory` describes what is cached, and how entries are identified. Only keys that begin with the namespace
     are touched, and the server is never flushed; evicted entries are loaded again. An entry is also loaded again and
-    replaced if it is damaged, is a pickle, is longer than `max_value_bytes`, or belongs to another key (its checksum
-    includes its key).
+    replaced if it is damaged, is a pickle, is longer than 512 MiB, or belongs to another key (its checksum includes its
+    key). `cache(RedisStore(...))` takes further arguments, such as a smaller limit.
 
     Args:
         url: The server: `redis://`, `rediss://` (encrypted) or `unix://`, with user, password and database.
@@ -632,10 +673,6 @@ class CacherInRedis(Cacher):
         ttl_s: How long an entry is kept, in seconds; None for no limit.
         on_unreachable: What to do if the server cannot be reached: "raise" an error, or "go_on" without the cache, with
             a warning, until the server is reachable again.
-        timeout_s: How long to wait for a response, in seconds.
-        max_value_bytes: The maximum length of an entry, up to 512 MiB. A longer entry, written by another program, is
-            not read; its value is loaded again and the entry replaced.
-        verify: When checksums are compared: "always", "once" per process and entry, or "never".
         version: A string or an integer that distinguishes these entries from others.
         freeze_randomness: Whether to cache the results of random operations upstream, the same for all epochs.
         allow_pickle: Whether to pickle values that are not plain data. Loading a pickle can execute code, so everyone
@@ -660,25 +697,22 @@ class CacherInRedis(Cacher):
         namespace: str = "kdpipes",
         ttl_s: float | None = None,
         on_unreachable: Literal["raise", "go_on"] = "raise",
-        timeout_s: float = 5.0,
-        max_value_bytes: int = MOST_VALUE_BYTES,
-        verify: Verify = "always",
         version: str | int | None = None,
         freeze_randomness: bool = False,
         allow_pickle: bool = False,
     ) -> None:
-        store = RedisStore(
-            url,
-            namespace,
-            ttl_s=ttl_s,
-            on_unreachable=on_unreachable,
-            timeout_s=timeout_s,
-            max_value_bytes=max_value_bytes,
+        from kdpipes.cache.redis_store import RedisStore
+
+        super().__init__(
+            RedisStore(url, namespace, ttl_s=ttl_s, on_unreachable=on_unreachable),
+            version=version,
+            freeze_randomness=freeze_randomness,
+            allow_pickle=allow_pickle,
         )
-        super().__init__(store, verify, version, freeze_randomness, allow_pickle)
 
 
 _PIPES = (CacheMapDataPipe, CacheIterDataPipe)
+register_operation("cache", Cacher, Cacher, _PIPES)
 register_operation("cache_in_memory", CacherInMemory, CacherInMemory, _PIPES)
 register_operation("cache_on_disk", CacherOnDisk, CacherOnDisk, _PIPES)
 register_operation("cache_in_redis", CacherInRedis, CacherInRedis, _PIPES)

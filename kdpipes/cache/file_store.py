@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from functools import cached_property
 from typing import Any
 
 from kdpipes.cache.folder import LocalFolder, RemoteFolder, read_metadata
-from kdpipes.cache.store import CacheStats, CacheStore, Rejection, bound_to, check_key
-from kdpipes.core.errors import DataError
-from kdpipes.core.processes import forget_after_fork
+from kdpipes.cache.store import CacheStore, bound_to
 from kdpipes.storage.access import Access
 from kdpipes.storage.filesystems import check_filesystem
-from kdpipes.storage.urls import is_local, join_url
+from kdpipes.storage.urls import is_local
 
 
 class FileStore(CacheStore):
@@ -24,102 +23,68 @@ class FileStore(CacheStore):
     """
 
     layout = "files"
-    of_process = ("_files", "_is_found", "rejection")
+    errors = (Exception,)  # of any file system
 
     def __init__(self, url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> None:
         self._access = Access(storage_options=storage_options)
         self._url = os.fspath(url).removeprefix("file://")
-        self.has_quick_stats = self.completes_itself = is_local(self._url)
+        self.has_quick_size = is_local(self._url)
         if is_local(self._url):
             self._url = os.path.abspath(os.path.expanduser(self._url))  # noqa: PTH100, PTH111 - links stay
         else:
             check_filesystem("url", self._url)
-        self.start()
 
-    def get(self, key: bytes, *, is_known: bool = False) -> memoryview | None:
-        check_key(key)
-        folder = self._folder()
-        try:
-            if not self._exists():
-                return None
-            content = folder.read(path_of(key))
-        except DataError:
-            raise
-        except Exception as error:  # of any file system
-            reason = Rejection.because("cannot be read", error).reason
-            self.warn_once(f"The cache in {self._url!r} {reason}: samples are loaded as if there were no cache.")
-            return None
-        if content is None:
-            return None
-        return memoryview(content)
+    def get(self, key: bytes) -> bytes | None:
+        content: bytes | None = self._folder.read(path_of(key)) if self._exists() else None
+        return content
 
-    def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
-        check_key(key)
-        if self.rejection is not None:
-            return False
-        folder = self._folder()  # outside of `try`: an unknown protocol is an error of the caller
-        try:
-            self._exists(create=True)
-            folder.write(path_of(key), b"".join(buffers), replace=replace)
-        except DataError:
-            raise
-        except Exception as error:  # of any file system: full, read-only, out of reach
-            self.rejection = Rejection.because("cannot be written", error)
-            self.warn_once(
-                f"The cache in {self._url!r} {self.rejection.reason}. What it has is used, and the rest is loaded each "
-                "time."
-            )
-            return False
-        return True
+    def put(self, key: bytes, content: bytes, *, replace: bool) -> None:
+        self._exists(create=True)
+        self._folder.write(path_of(key), content, replace=replace)
+
+    def delete(self, key: bytes) -> None:
+        self._folder.delete(path_of(key))
 
     def contains(self, key: bytes) -> bool:
-        check_key(key)
-        return self._exists() and bool(self._folder().exists(path_of(key)))
+        return self._exists() and bool(self._folder.exists(path_of(key)))
 
-    def place_of(self, key: bytes) -> str:
-        return repr(join_url(self._url, path_of(key)))
-
-    def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
-        if not self._exists():
-            return
-        for name in sorted(self._folder().entries()):
-            digest = b""
-            with suppress(ValueError):  # of a file that kdpipes has not written
-                digest = bytes.fromhex(name.rpartition("/")[2])
-            content = self._folder().read(name)
-            if content is not None:  # it may have been deleted since
-                yield digest, memoryview(content)
-
-    def stats(self) -> CacheStats:
+    def size(self) -> tuple[int, int]:
         """Return the number of entries and bytes; object storage is listed for it, 1,000 files with each request."""
-        if not self._exists():
-            return CacheStats(bytes=0, entries=0)
-        entries, num_bytes = self._folder().totals()
-        return CacheStats(bytes=num_bytes, entries=entries)
+        totals: tuple[int, int] = self._folder.totals() if self._exists() else (0, 0)
+        return totals
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
         with suppress(OSError):  # a process that cannot write there gets every claim
             self._exists(create=True)
-        claimed: AbstractContextManager[bool] = self._folder().claim(name, waits=waits)
+        claimed: AbstractContextManager[bool] = self._folder.claim(name, waits=waits)
         return claimed
 
-    def start(self) -> None:
-        self._files: LocalFolder | RemoteFolder | None = None
-        self._is_found = False
-        self.rejection = None
-        forget_after_fork(self)
+    def each_entry(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield `bound_to(key)` and the content of each entry."""
+        if not self._exists():
+            return
+        for name in sorted(self._folder.entries()):
+            digest = b""
+            with suppress(ValueError):  # of a file that kdpipes has not written
+                digest = bytes.fromhex(name.rpartition("/")[2])
+            content = self._folder.read(name)
+            if content is not None:  # it may have been deleted since
+                yield digest, content
 
+    def __str__(self) -> str:
+        return repr(self._url)
+
+    @cached_property
     def _folder(self) -> Any:
-        if self._files is None:
-            self._files = LocalFolder(self._url) if is_local(self._url) else RemoteFolder(self._url, self._access)
-        return self._files
+        return LocalFolder(self._url) if is_local(self._url) else RemoteFolder(self._url, self._access)
 
     def _exists(self, *, create: bool = False) -> bool:
         """Return whether there is a cache."""
-        if not self._is_found:
+        folder = self._folder
+        if not folder.is_marked:
             options: dict[str, Any] | None = {} if create else None
-            self._is_found = read_metadata(self._folder(), self._url, self.layout, options) is not None
-        return self._is_found
+            folder.is_marked = read_metadata(folder, self._url, self.layout, options) is not None
+        return bool(folder.is_marked)
 
 
 def path_of(key: bytes) -> str:

@@ -106,6 +106,7 @@ class LocalFolder:
     def __init__(self, path: str) -> None:
         self._root = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 - links stay
         self._host = socket.gethostname()
+        self.is_marked = False  # whether it is known to be a cache
         self._is_swept = False
 
     def read(self, name: str) -> bytes | None:
@@ -140,6 +141,10 @@ class LocalFolder:
         except BaseException:
             Path(draft).unlink(missing_ok=True)
             raise
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if it exists."""
+        Path(self._root, name).unlink(missing_ok=True)
 
     def create(self, name: str, content: bytes) -> None:
         """Write a file unless another process has: the first one decides."""
@@ -256,6 +261,7 @@ class RemoteFolder:
 
     def __init__(self, url: str, access: Access) -> None:
         self._url, self._access = url, access
+        self.is_marked = False  # whether it is known to be a cache
         with using(access):
             self._files, root = filesystem_of(url)
         self._root = root.rstrip("/")
@@ -286,6 +292,11 @@ class RemoteFolder:
         except FileNotFoundError:  # object storage has no folders, but other file systems need them
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._tried(lambda: self._files.pipe_file(path, content))
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if it exists."""
+        with suppress(FileNotFoundError):
+            self._tried(lambda: self._files.rm_file(self._path(name)))
 
     def create(self, name: str, content: bytes) -> bytes:
         """Write a file unless it exists, and return what it holds then."""
@@ -320,6 +331,6 @@ class RemoteFolder:
         return claim_by(
             partial(self.create, file),
             partial(self.write, file, replace=True),
-            lambda: self._tried(lambda: self._files.rm_file(self._path(file))),
+            partial(self.delete, file),
             waits=waits,
         )

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import lmdb
 import numpy as np
 
 from kdpipes.cache.folder import LocalFolder, number_in, read_metadata
 from kdpipes.cache.shared_folder import SharedFolder, free_bytes
-from kdpipes.cache.store import MORE_ROOM, CacheStats, CacheStore, Rejection, bound_to, check_key
-from kdpipes.core.errors import DataError, check_count, must_be
+from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.core.errors import DataError, check_count, check_flag, must_be
 from kdpipes.core.processes import at_fork
 from kdpipes.storage.memory import map_file
 from kdpipes.storage.urls import is_local
 
-Result = TypeVar("Result")
 _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 62
 _NUM_READERS = 1024
 _LOCK_BYTES = 17 * 4096  # for `_NUM_READERS`
@@ -51,8 +52,8 @@ class LmdbStore(CacheStore):
     """
 
     layout = "lmdb"
-    of_process = ("_opened", "rejection")
-    has_quick_stats = True
+    errors = (OSError, lmdb.Error)
+    has_quick_size = True
 
     def __init__(
         self,
@@ -67,119 +68,95 @@ class LmdbStore(CacheStore):
             raise ValueError(must_be("folder", "a local folder", path, "A `FileStore` takes URLs."))
         self.folder = str(Path(path).expanduser().absolute())
         self._max_bytes = None if max_bytes is None else check_count("max_bytes", max_bytes, minimum=_LEAST_BYTES)
-        self.completes_itself = self._holder is None
-        self._is_durable = self._holder is None if is_durable is None else is_durable
-        self.start()
+        self._is_durable = self._holder is None if is_durable is None else check_flag("is_durable", is_durable)
+        self._limit_text = ""
+        if self._holder is not None:
+            self.lifetime = "job"
 
     @classmethod
     def in_memory(cls, name: str | None = None, *, max_bytes: int | None = None, keep: bool = False) -> LmdbStore:
         """Return a store in shared memory, no larger than the free memory. It is removed as `cache_in_memory` says."""
         folder = SharedFolder(name, keep=keep)
         self = cls(folder, max_bytes=max_bytes)
-        self.is_shared = name is not None
+        if name is None:
+            self.lifetime = "chain"
         data = Path(folder.path, "data.mdb")
         free = free_bytes(folder.path) + (data.stat().st_blocks * 512 if data.exists() else 0)
         if self._max_bytes is not None and self._max_bytes > free:
             self._max_bytes = max(free, _LEAST_BYTES)
-            self._warn(
-                f"takes no more than the {free:,} bytes of shared memory that are free, of {max_bytes:,} bytes that "
-                "it may use. `--shm-size` gives a container more."
+            self._limit_text = (
+                f"the {free:,} bytes of shared memory that were free, of {max_bytes:,} that it may use; `--shm-size` "
+                "gives a container more"
             )
         return self
 
-    def get(self, key: bytes, *, is_known: bool = False) -> memoryview | None:
-        if not is_known:
-            check_key(key)
-        return self._asked(lambda environment: environment.find(key, is_known), None)
+    def get(self, key: bytes) -> memoryview | None:
+        return self._environment.find(key)
 
-    def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
-        check_key(key)
-        content = b"".join(buffers)
-        return self._written(lambda environment: environment.add(key, content, replace))
+    def recall(self, key: bytes) -> memoryview | None:
+        return self._environment.recall(key)
+
+    def put(self, key: bytes, content: bytes, *, replace: bool) -> None:
+        with self._writing() as environment:
+            environment.add(key, content, replace)
+
+    def delete(self, key: bytes) -> None:
+        with self._writing() as environment:
+            environment.delete(key)
 
     def flush(self) -> None:
-        if self._opened is not None:
-            self._written(lambda environment: environment.flush())
+        if "_environment" in vars(self):
+            with self._writing() as environment:
+                environment.flush()
 
     def contains(self, key: bytes) -> bool:
-        check_key(key)
-        return self._asked(lambda environment: environment.has(key), False)
+        return self._environment.has(key)
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
-        self._environment()  # creates the folder
+        with suppress(*self.errors):  # a process that cannot open it gets every claim
+            _ = self._environment  # creates the folder
         return LocalFolder(self.folder).claim(name, waits=waits)
 
     def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
+        """Yield `bound_to(key)` and the content of each entry; None if the content cannot be read."""
         self.flush()
-        nothing: list[bytes] = []
-        for key in self._asked(lambda environment: environment.keys(), nothing):
+        for key in self._environment.all_keys():
             yield bound_to(key), self.get(key)
 
-    def stats(self) -> CacheStats:
+    def size(self) -> tuple[int, int]:
         self.flush()
-        num_entries, num_bytes = self._asked(lambda environment: environment.size(), (0, 0))
-        return CacheStats(bytes=num_bytes, entries=num_entries)
+        return self._environment.size()
 
     def check(self) -> None:
-        if self._opened is not None:
-            self._asked(lambda environment: environment.check_size(), None)
+        if "_environment" in vars(self):
+            self._environment.check_size()
 
     def close(self) -> None:
-        if self._opened is not None:
+        if "_environment" in vars(self):
             self.flush()
-            self._opened.close()
-        self.start()
+            self._environment.close()
+        super().close()
 
-    def start(self) -> None:
-        self._opened: _Environment | None = None
-        self.rejection = None
+    def __str__(self) -> str:
+        return repr(self.folder)
 
-    def _environment(self) -> _Environment | None:
-        """Return the environment of this process, None if it cannot be opened."""
-        if self._opened is None and self.rejection is None:
-            try:
-                self._opened = self._open()
-            except OSError as error:  # a full or forbidden disk; shared memory whose owner is gone
-                self._give_up("cannot be opened", error)
-        return self._opened
-
-    def _give_up(self, what: str, error: Exception) -> None:
-        self._opened, self.rejection = None, Rejection.because(what, error)
-        self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache.")
-
-    def limit(self) -> int | None:
-        environment = self._environment()
-        return None if environment is None else environment.max_bytes
-
-    def _asked(self, ask: Callable[[_Environment], Result], otherwise: Result) -> Result:
-        """Return what the environment answers, or `otherwise` if it cannot be read."""
-        environment = self._environment()
+    @contextmanager
+    def _writing(self) -> Iterator[_Environment]:
+        """Yield the environment, and explain errors that come from a lack of room."""
+        environment = self._environment
         try:
-            return otherwise if environment is None else ask(environment)
-        except (lmdb.Error, OSError) as error:
-            self._give_up("cannot be read any more", error)
-            return otherwise
+            yield environment
+        except lmdb.MapFullError as error:
+            limit = self._limit_text or f"`max_bytes` of {environment.max_bytes:,}"
+            raise OSError(errno.ENOSPC, f"it is full: it has reached {limit}") from error
+        except (OSError, lmdb.Error) as error:
+            if free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {error}") from error
+            raise
 
-    def _written(self, write: Callable[[_Environment], None]) -> bool:
-        """Write to the environment, and return whether that worked. After a failure, nothing more is written."""
-        environment = self._environment()
-        if environment is None or self.rejection is not None:
-            return False
-        try:
-            write(environment)
-        except (lmdb.Error, OSError) as error:
-            if isinstance(error, lmdb.MapFullError):
-                reason = f"is full: `max_bytes` of {environment.max_bytes:,} are reached"
-                self.rejection = Rejection(reason, MORE_ROOM)
-            elif free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
-                self.rejection = Rejection(f"takes no more (No space left on device: {error})", MORE_ROOM)
-            else:
-                self.rejection = Rejection.because("takes no more", error)
-            self._warn(f"{self.rejection.reason}. It keeps what it has, and the rest is loaded each time.")
-            return False
-        return True
-
-    def _open(self) -> _Environment:
+    @cached_property
+    def _environment(self) -> _Environment:
+        """The environment of this process."""
         if self._holder is not None and not Path(self.folder).is_dir():
             raise FileNotFoundError(f"The process that has made {self.folder!r} has ended.")
         local = LocalFolder(self.folder)
@@ -191,22 +168,8 @@ class LmdbStore(CacheStore):
         noted = number_in(metadata, "max_bytes", self.folder, least=1, most=_MOST_BYTES)
         max_bytes = max(noted, self._max_bytes or 0)
         environment = _environment_of(self.folder, max_bytes, self._is_durable)
-        try:
-            environment.size()  # opens it, so that errors are raised now
-        except lmdb.Error as error:
-            raise OSError(str(error)) from error
+        environment.size()  # opens it, so that errors are raised now
         return environment
-
-    def _warn(self, text: str) -> None:
-        """Warn once; for a cache in shared memory, one process does so for all."""
-        if self._holder is not None:
-            try:
-                Path(self.folder, ".warned").touch(exist_ok=False)
-            except FileExistsError:
-                return
-            except OSError:  # a folder that is gone, or full, has no room for the note either
-                pass
-        self.warn_once(f"The cache in {self.folder!r} {text}")
 
 
 class _Environment:
@@ -240,11 +203,13 @@ class _Environment:
             return self._file is None or self._file == _file_id(self._data.stat())
         return False
 
-    def find(self, key: bytes, is_known: bool) -> memoryview | None:
+    def recall(self, key: bytes) -> memoryview | None:
+        """Return an entry from the place that is remembered, if there is one."""
+        known = self._views.known(key)
+        return self.find(key) if known is None else known
+
+    def find(self, key: bytes) -> memoryview | None:
         """Return an entry, or None. The view may be held for any time."""
-        known = self._views.known(key) if is_known else None
-        if known is not None:
-            return known
         if (content := self.group.get(key)) is not None:
             return memoryview(content)
         with self.reading, self._begin() as transaction:
@@ -278,6 +243,14 @@ class _Environment:
             is_due = time.monotonic() - self._since >= _GROUP_S
             if is_due or len(self.group) >= _GROUP_ENTRIES or self.group_bytes >= _GROUP_BYTES:
                 self._commit_group()
+
+    def delete(self, key: bytes) -> None:
+        """Delete an entry, if there is one."""
+        self._views.forget()
+        with self.writing:
+            self._commit_group()
+            with self._begin_writing() as transaction:
+                transaction.delete(_PREFIX + key)
 
     def flush(self) -> None:
         """Commit the entries that are waiting."""
@@ -319,7 +292,7 @@ class _Environment:
         with self.reading, self._begin() as transaction:
             return transaction.get(_PREFIX + key) is not None
 
-    def keys(self) -> list[bytes]:
+    def all_keys(self) -> list[bytes]:
         """Return the keys of all entries."""
         with self.reading, self._begin() as transaction:
             return [bytes(key[1:]) for key in transaction.cursor().iternext(values=False) if key[0] == 0]

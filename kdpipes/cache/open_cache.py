@@ -17,7 +17,7 @@ from kdpipes.cache.file_store import FileStore
 from kdpipes.cache.folder import METADATA, layout_in
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.shared_folder import clear_named, named_folders
-from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.cache.store import CacheStore, Entries, bound_to
 from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
 from kdpipes.core.map_pipe import MapPipe
@@ -47,8 +47,8 @@ class CacheReaderMapDataPipe(MapPipe):
     labels and order are those of the cached samples.
 
     Args:
-        url: The folder of the cache. A cache of the layout "files" may also be at any URL that fsspec knows, such as
-            `zip://::birds.zip`.
+        url: The folder of the cache, or the store of `cache(store)`. A cache of the layout "files" may also be at any
+            URL that fsspec knows, such as `zip://::birds.zip`.
         allow_pickle: Whether to load pickles, which can execute code. Only for caches from people you trust.
         storage_options: The arguments of fsspec's file system for a URL. They are neither shown nor written.
 
@@ -67,17 +67,18 @@ class CacheReaderMapDataPipe(MapPipe):
 
     def __init__(
         self,
-        url: str | os.PathLike[str],
+        url: str | os.PathLike[str] | CacheStore,
         *,
         allow_pickle: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(url, str | os.PathLike):
-            raise TypeError(must_be("url", "a path or a URL", url))
+        if not isinstance(url, str | os.PathLike | CacheStore):
+            raise TypeError(must_be("url", "a path, a URL or a `CacheStore`", url))
         check_flag("allow_pickle", allow_pickle)
-        self._url = os.fspath(url)
+        store = url if isinstance(url, CacheStore) else store_in(os.fspath(url), storage_options)
+        self._url = str(url)
         self._allow_pickle = allow_pickle
-        self._store = store_in(self._url, storage_options)
+        self._entries = Entries(store)
         self._samples: Shared[SampleList] | None = None
 
     def fingerprint(self) -> Any:
@@ -134,7 +135,7 @@ class CacheReaderMapDataPipe(MapPipe):
 
     def _read(self, key: bytes, name: str, sample: Sample) -> Any:
         try:
-            content = self._store.get(key)
+            content = self._entries.get(key)
             if content is not None:
                 value, ctx, *_ = decode(content, allow_pickle=self._allow_pickle, key=bound_to(key))
         except DamagedError as error:
@@ -150,15 +151,15 @@ class CacheReaderMapDataPipe(MapPipe):
 
     def _opened(self) -> SampleList:
         if self._samples is None:
-            found = read_list(self._store)
-            if found is None and (rejection := self._store.rejection) is not None:
+            found = read_list(self._entries)
+            if found is None and (rejection := self._entries.rejection) is not None:
                 raise DataError(
                     f"The list of samples in the cache {self._url!r} could not be read, because the cache "
                     f"{rejection.reason}. {rejection.hint}"
                 )
             if found is None:
                 raise DataError(
-                    f"The cache {self._url!r} has {counted(self._store.stats().entries, 'entry')}, but is not "
+                    f"The cache {self._url!r} has {counted(self._entries.stats().entries, 'entry')}, but is not "
                     "complete. Complete it on a machine that has its source: read a whole epoch, or call "
                     "`chain.cache_on_disk(...).warm_up()`."
                 )
@@ -177,27 +178,27 @@ class SampleList(NamedTuple):
     notes: dict[str, Any]
 
 
-def write_list(store: CacheStore, keys: Sequence[str], notes: dict[str, Any]) -> bool:
+def write_list(entries: Entries, keys: Sequence[str], notes: dict[str, Any]) -> bool:
     """Mark a cache as complete, and return whether it could keep the list; all entries of its samples must be there."""
     ends, letters = PackedStrings(keys).arrays()
     is_kept = True
     for key in _KEYS:
-        entry = b"".join(encode({"ends": ends, "letters": letters, "notes": notes}, key=bound_to(key)))
+        content = b"".join(encode({"ends": ends, "letters": letters, "notes": notes}, key=bound_to(key)))
         found = None
         with suppress(DamagedError):
-            found = store.get(key)
-        if found is None or bytes(found) != entry:
-            is_kept &= store.put(key, [entry], replace=store.contains(key))
-    store.flush()
-    return is_kept and all(map(store.contains, _KEYS))
+            found = entries.get(key)
+        if found is None or bytes(found) != content:
+            is_kept &= entries.put(key, [content], replace=entries.contains(key))
+    entries.flush()
+    return is_kept and all(map(entries.contains, _KEYS))
 
 
-def has_list(store: CacheStore) -> bool:
+def has_list(entries: Entries) -> bool:
     """Return whether a cache has a list of its samples."""
-    return any(map(store.contains, _KEYS))
+    return any(map(entries.contains, _KEYS))
 
 
-def read_list(store: CacheStore) -> SampleList | None:
+def read_list(entries: Entries) -> SampleList | None:
     """Return the list of a cache's samples, None if it is not complete.
 
     Raises:
@@ -206,27 +207,28 @@ def read_list(store: CacheStore) -> SampleList | None:
     damaged: list[str] = []
     for key in _KEYS:
         try:
-            found = _list_at(store, key)
+            found = _list_at(entries, key)
         except (DamagedError, PickledError) as error:
-            damaged.append(f"{store.place_of(key)}: {error}")
+            damaged.append(str(error))
             continue
         if found is not None:
             return SampleList(PackedStrings.of_arrays(found["ends"], found["letters"]), found["notes"])
     if damaged:
         raise DamagedError(
-            f"The list of the cache's samples cannot be read ({' '.join(damaged)}) Its other entries stay, and "
-            "`.warm_up()` of the chain that has the source writes the list again."
+            f"The list of the samples of the cache in {entries.store} and its copy cannot be read "
+            f"({' '.join(damaged)}) Its other entries stay, and `.warm_up()` of the chain that has the source writes "
+            "the list again."
         )
     return None
 
 
-def _list_at(store: CacheStore, key: bytes) -> Any:
-    entry = store.get(key)
+def _list_at(entries: Entries, key: bytes) -> Any:
+    entry = entries.get(key)
     # A copy: LMDB reuses the pages of a list that another process replaces, and these arrays stay in use.
     return None if entry is None else decode(bytes(entry), key=bound_to(key))
 
 
-def store_in(url: str, storage_options: Mapping[str, Any] | None = None) -> CacheStore:
+def store_in(url: str, storage_options: Mapping[str, Any] | None = None) -> LmdbStore | FileStore:
     """Return the store of an existing cache.
 
     Raises:
@@ -277,14 +279,16 @@ def look_at_cache(place: str, storage_options: Mapping[str, Any] | None = None) 
         sizes = [size for _, size, _ in kept_indexes(cache_folder("indexes"))]
         return CacheFound(place, "indexes", len(sizes), sum(sizes), None)
     store = _store_at(place, storage_options)
-    stats, found = store.stats(), read_list(store)
+    entries = Entries(store)
+    stats, found = entries.stats(), read_list(entries)
     return CacheFound(place, store.layout, stats.entries, stats.bytes, None if found is None else len(found.keys))
 
 
 def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheChecked:
     """Return how many entries a cache has, how many are damaged, and how many could be healed without the source."""
-    store, number, num_damaged, num_healed = _store_at(place, storage_options), 0, 0, 0
-    for key, entry in shown_if_slow(store.each_entry(), store.stats().entries, f"verifying {place!r}", "entry"):
+    store = _store_at(place, storage_options)
+    entries, number, num_damaged, num_healed = Entries(store), 0, 0, 0
+    for key, entry in shown_if_slow(store.each_entry(), entries.stats().entries, f"verifying {place!r}", "entry"):
         number += 1
         try:
             num_damaged += entry is None
@@ -296,12 +300,12 @@ def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) ->
     lists: dict[bytes, Any] = {}
     for key in _KEYS:
         with suppress(DamagedError, PickledError):
-            lists[key] = _list_at(store, key)
+            lists[key] = _list_at(entries, key)
     whole = next((found for found in lists.values() if found is not None), None)
     for key in _KEYS:
         if whole is not None and lists.get(key) is None:
-            is_damaged = store.contains(key)
-            is_written = store.put(key, encode(whole, key=bound_to(key)), replace=is_damaged)
+            is_damaged = entries.contains(key)
+            is_written = entries.put(key, encode(whole, key=bound_to(key)), replace=is_damaged)
             num_healed += is_damaged and is_written
     return CacheChecked(number, num_damaged, num_healed)
 
@@ -328,7 +332,7 @@ def _has_indexes(place: str) -> bool:
     return place == str(folder) and folder.is_dir()
 
 
-def _store_at(place: str, storage_options: Mapping[str, Any] | None) -> CacheStore:
+def _store_at(place: str, storage_options: Mapping[str, Any] | None) -> LmdbStore | FileStore:
     if not place.startswith(_NAME):
         try:
             return store_in(place, storage_options)

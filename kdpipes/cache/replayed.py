@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from kdpipes.cache.store import CacheStore, bound_to
+from kdpipes.cache.store import Entries, bound_to
 from kdpipes.core.column import Column
 from kdpipes.core.fingerprint import digest
 from kdpipes.core.randomness import SampleKey, using_key
@@ -36,9 +36,9 @@ class Replayed:
     lacks a content in a repeated epoch, it is read from its shard.
     """
 
-    def __init__(self, shards: Any, store: CacheStore) -> None:
+    def __init__(self, shards: Any, entries: Entries) -> None:
         self._shards = shards
-        self._store = store
+        self._entries = entries
         self._again: Iterator[Sample] = iter(())
         self._num_again = 0
         self._last: Sample | None = None
@@ -51,7 +51,7 @@ class Replayed:
             return
         key, is_damaged = digest(["passed", place]), False
         try:
-            if (entry := self._store.get(key)) is not None:
+            if (entry := self._entries.get(key)) is not None:
                 entry = decode(entry, key=bound_to(key))
         except (DamagedError, PickledError):
             entry, is_damaged = None, True
@@ -78,7 +78,7 @@ class Replayed:
                 "cursors": np.asarray(cursors, dtype=np.int64).reshape(-1, 3),
                 "distinct": list(distinct),
             }
-            self._store.put(key, encode(notes, key=bound_to(key)), replace=is_damaged)
+            self._entries.put(key, encode(notes, key=bound_to(key)), replace=is_damaged)
 
     def _repeated(self, notes: dict[str, Any]) -> Iterator[Sample]:
         keys = PackedStrings.of_arrays(notes["ends"], notes["letters"])

@@ -152,7 +152,7 @@ class CacheCounters:
     """
 
     def __init__(self, folder: SharedFolder | None = None) -> None:
-        self._folder = folder
+        self.folder = folder
         self.forget()
         forget_after_fork(self)
 
@@ -164,7 +164,7 @@ class CacheCounters:
         return cls()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return CacheCounters, (self._folder,)
+        return CacheCounters, (self.folder,)
 
     def forget(self) -> None:
         """Count from 0, in a file of its own: this is another process."""
@@ -175,9 +175,9 @@ class CacheCounters:
     def count(self, *, hits: int = 0, misses: int = 0, healed: int = 0) -> None:
         """Add to the counts."""
         with self._counting:
-            if self._row is None and not any(self._counts) and self._folder is not None:
+            if self._row is None and not any(self._counts) and self.folder is not None:
                 with suppress(OSError):  # the owner of the folder is gone, or shared memory is full
-                    path = Path(self._folder.path, f"counts-{os.getpid()}-{secrets.token_hex(4)}")
+                    path = Path(self.folder.path, f"counts-{os.getpid()}-{secrets.token_hex(4)}")
                     path.write_bytes(bytes(_ROW.size))
                     with path.open("r+b") as file:
                         self._row = mmap.mmap(file.fileno(), _ROW.size)
@@ -191,7 +191,7 @@ class CacheCounters:
     def totals(self) -> dict[str, int]:
         """Return hits, misses and healed entries of all processes."""
         rows = [tuple(self._counts)] if self._row is None else []
-        for path in Path(self._folder.path).glob("counts-*") if self._folder is not None else []:
+        for path in Path(self.folder.path).glob("counts-*") if self.folder is not None else []:
             content = path.read_bytes()
             rows += [_ROW.unpack(content)] if len(content) == _ROW.size else []
         return dict(zip(("hits", "misses", "healed"), map(sum, zip((0, 0, 0), *rows, strict=True)), strict=True))

@@ -1,26 +1,31 @@
-"""The interface of all cache stores: entries of bytes by key, shared by all processes that open the same place."""
+"""The interface of cache stores, and what kdpipes adds to each of them: counts, claims and warnings."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, ClassVar, NamedTuple
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from kdpipes.core.errors import must_be
+from kdpipes.cache.shared_folder import CacheCounters
+from kdpipes.core.errors import DataError
 from kdpipes.core.messages import warn
+from kdpipes.core.processes import forget_after_fork
 from kdpipes.core.secrets import masked
 
+Result = TypeVar("Result")
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
 PATIENCE_S = 60.0  # a claim by a record that is not renewed for this long counts as abandoned
 _POLL_S = 0.5
-_MOST_KEY_BYTES = 255
+_PAUSE_S = 5.0  # before a storage that has failed is asked again
+_CLAIM = b"claim "
 _FOR_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -52,8 +57,12 @@ class Rejection(NamedTuple):
     def because(cls, what: str, error: Exception) -> Rejection:
         """Return the rejection for a storage error, with a hint that fits it."""
         message = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.filename is None:
+            message = error.strerror or message
         if isinstance(error, OSError) and error.errno in _FOR_ROOM:
             hint = MORE_ROOM
+        elif isinstance(error, ConnectionError):
+            hint = "When it can be reached, warm up again: that continues where it stopped."
         elif "already open in this process" in message:
             hint = "Another pipe of this process opened the cache before its folder was moved: delete that pipe first."
         else:
@@ -62,107 +71,233 @@ class Rejection(NamedTuple):
 
 
 class CacheStore(ABC):
-    """A place that keeps entries. If an entry cannot be kept, the store warns once, and the epoch goes on.
+    """A storage for the entries of a cache: bytes by key. Subclass it, and pass an instance to `cache`.
 
-    A store opens what it needs on first use in each process. It may be pickled or inherited by forked processes at any
-    time, and several threads and processes may use it at once. Keys are 1 to 255 bytes long.
+    A store only stores. kdpipes adds checksums to the entries, counts hits, divides the work of filling the cache among
+    processes, and reads from the source if the storage fails.
+
+    Several threads and processes use a store at once. It is pickled for workers, so open connections in a
+    `functools.cached_property`: its value is not pickled, and copies and forked processes make their own.
+    `kdpipes.testing.check_store` checks a store.
+
+    Attributes:
+        errors: The exceptions that mean that the storage failed or is full. After one of them a warning is issued, and
+            samples are loaded from the source. Other exceptions end the epoch.
+        has_quick_size: Whether `size` takes little time. If so, loaders report the size.
+        lifetime: How long entries stay: "chain" if no other chain can find them, "job" if they are deleted with the
+            last process that uses them, or "lasting". A lasting cache with a quick size becomes complete by an epoch,
+            other caches only by `warm_up()`.
     """
 
-    layout: ClassVar[str]
-    of_process: ClassVar[tuple[str, ...]] = ()  # attributes that `start` sets; they are not pickled
-    has_quick_stats = False  # whether `stats` is cheap enough for each report of a loader
-    completes_itself = False  # whether a full epoch writes the list of samples, which looks up each entry
-    is_shared = True  # whether other chains may find the entries
-    rejection: Rejection | None = None
-    _warned_in = 0  # the process that has warned
+    errors: tuple[type[Exception], ...] = (OSError,)
+    has_quick_size = False
+    lifetime: Literal["chain", "job", "lasting"] = "lasting"
 
     @abstractmethod
-    def get(self, key: bytes, *, is_known: bool = False) -> memoryview | None:
-        """Return an entry, read-only, or None. The view stays valid for as long as it is held.
+    def get(self, key: bytes) -> bytes | memoryview | None:
+        """Return the content of an entry; None if there is none. A view must stay valid for as long as it is held.
 
         Args:
-            key: The key of the entry.
-            is_known: Whether this process has verified the entry, so that a store may use the place that it remembers.
-
-        Raises:
-            DamagedError: The entry cannot be read; `put(..., replace=True)` heals it.
+            key: The key of the entry, 1 to 255 bytes.
         """
 
     @abstractmethod
-    def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
-        """Write an entry, given as consecutive buffers, and return whether the store has it now.
+    def put(self, key: bytes, content: bytes, *, replace: bool) -> None:
+        """Write an entry completely or not at all, also if the process is killed meanwhile.
 
         Args:
             key: The key of the entry.
-            buffers: For example those of `kdpipes.storage.codec.encode`.
-            replace: Whether to replace an existing entry, because it is damaged.
+            content: Its content.
+            replace: Whether to replace an existing entry. If False, it may still be replaced if checking takes long.
         """
 
-    def limit(self) -> int | None:
-        """Return how many bytes it may take; None if it has no limit of its own."""
-        return None
+    @abstractmethod
+    def delete(self, key: bytes) -> None:
+        """Delete an entry, if there is one."""
 
     @abstractmethod
+    def size(self) -> tuple[int, int]:
+        """Return the number of entries and their bytes."""
+
     def contains(self, key: bytes) -> bool:
         """Return whether there is an entry."""
+        return self.get(key) is not None
 
-    @abstractmethod
-    def stats(self) -> CacheStats:
-        """Return the number of entries and bytes."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Set the attributes of `of_process`: nothing is open yet."""
-
-    def takes_more(self) -> bool:
-        """Return False if this process knows that a new entry cannot be kept."""
-        return self.rejection is None
-
-    def flush(self) -> None:  # noqa: B027 - most stores write at once
-        """Write the entries that have been gathered into a group."""
+    def recall(self, key: bytes) -> bytes | memoryview | None:
+        """Return an entry that this process has verified before. A store may remember where it is."""
+        return self.get(key)
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
         """Claim a piece of work among all processes that use the store, and yield whether this process may do it.
 
-        Claims only save work. A claim ends with its process, and a store that cannot be written grants every claim.
+        Claims only save work. By default, a claim is an entry that exists meanwhile.
 
         Args:
             name: Identifies the work.
             waits: Whether to wait while another process holds the claim.
         """
-        return nullcontext(True)
+        key = _CLAIM + name
+
+        def create(content: bytes) -> bytes:
+            self.put(key, content, replace=False)
+            return bytes(self.get(key) or content)
+
+        return claim_by(create, partial(self.put, key, replace=True), partial(self.delete, key), waits=waits)
+
+    def flush(self) -> None:  # noqa: B027 - most stores write at once
+        """Write the entries that have been gathered into a group."""
+
+    def check(self) -> None:  # noqa: B027 - only a memory map can be unsafe to read
+        """Raise a DataError if the cache is unsafe to read; called before each epoch."""
 
     def close(self) -> None:
         """Release what is open in this process. The next use opens it again."""
-        self.start()
+        drop_opened(self)
 
-    def check(self) -> None:  # noqa: B027 - only a memory map can be unsafe to read
-        """Raise a DataError if the cache has been truncated; called before each epoch."""
-
-    def each_entry(self) -> Iterator[tuple[bytes, memoryview | None]]:
-        """Yield `bound_to(key)` and the content of each entry; None if the content cannot be read."""
-        raise NotImplementedError
-
-    def place_of(self, key: bytes) -> str:
-        """Return where an entry is, for errors."""
-        return repr(key)
-
-    def warn_once(self, text: str) -> None:
-        """Warn, unless this process has already warned about this store."""
-        if self._warned_in != os.getpid():
-            self._warned_in = os.getpid()
-            warn(masked(text))
-
-    def forget(self) -> None:
-        """Start anew in a forked process."""
-        self.start()
+    def __str__(self) -> str:
+        return type(self).__name__
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in (*self.of_process, "_warned_in")}
+        return {name: value for name, value in vars(self).items() if not _is_opened(self, name)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.start()
+
+def _is_opened(store: CacheStore, name: str) -> bool:
+    return isinstance(getattr(type(store), name, None), cached_property)
+
+
+def drop_opened(store: CacheStore) -> None:
+    """Forget the values of a store's cached properties: the next use computes them again."""
+    for name in [name for name in vars(store) if _is_opened(store, name)]:
+        del vars(store)[name]
+
+
+class Entries:
+    """The entries of a cache in a store. If the storage fails, a warning is issued, and the epoch goes on without it.
+
+    Args:
+        store: The store.
+        counters: Counts hits and misses of all processes; None to count nothing.
+    """
+
+    def __init__(self, store: CacheStore, counters: CacheCounters | None = None) -> None:
+        self.store = store
+        self.counters = counters
+        self._reset()
+        forget_after_fork(self)
+
+    def _reset(self) -> None:
+        self.rejection: Rejection | None = None
+        self._away_until = self._full_until = 0.0
+        self._has_warned = False
+
+    def forget(self) -> None:
+        """Let a forked process open the store again."""
+        drop_opened(self.store)
+        self._reset()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Entries, (self.store, self.counters)
+
+    def get(self, key: bytes, *, is_verified: bool = False) -> memoryview | None:
+        """Return an entry, read-only, or None. The view stays valid for as long as it is held.
+
+        Args:
+            key: The key of the entry.
+            is_verified: Whether this process has verified the entry.
+
+        Raises:
+            DamagedError: The entry cannot be read; `put(..., replace=True)` heals it.
+        """
+        if self._away_until and time.monotonic() < self._away_until:
+            return None
+        try:
+            content = self.store.recall(key) if is_verified else self.store.get(key)
+        except DataError:
+            raise
+        except self.store.errors as error:
+            self._go_without(error)
+            return None
+        return content if content is None or type(content) is memoryview else memoryview(content).toreadonly()
+
+    def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
+        """Write an entry, given as consecutive buffers, and return whether the store has it now."""
+        content = b"".join(buffers)
+        return self._written(lambda: self.store.put(key, content, replace=replace))
+
+    def flush(self) -> None:
+        """Write the entries that have been gathered into a group."""
+        self._written(self.store.flush)
+
+    def contains(self, key: bytes) -> bool:
+        """Return whether there is an entry."""
+        return self._read(lambda: self.store.contains(key), otherwise=False)
+
+    def stats(self) -> CacheStats:
+        """Return the size of the cache, and the counts of all processes."""
+        entries, num_bytes = self._read(self.store.size, otherwise=(0, 0))
+        counts = {} if self.counters is None else self.counters.totals()
+        return CacheStats(bytes=num_bytes, entries=entries, **counts)
+
+    def check(self) -> None:
+        """Raise a DataError if the cache is unsafe to read."""
+        self._read(self.store.check, otherwise=None)
+
+    def takes_more(self) -> bool:
+        """Return False if this process knows that a new entry cannot be kept."""
+        until = max(self._full_until, self._away_until)
+        return not until or time.monotonic() >= until
+
+    def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
+        """Claim a piece of work: see `CacheStore.claim`."""
+        return self.store.claim(name, waits=waits)
+
+    def close(self) -> None:
+        """Close the store. The next use opens it again."""
+        self.store.close()
+        self._reset()
+
+    def _read(self, ask: Callable[[], Result], *, otherwise: Result) -> Result:
+        if self._away_until and time.monotonic() < self._away_until:
+            return otherwise
+        try:
+            return ask()
+        except DataError:
+            raise
+        except self.store.errors as error:
+            self._go_without(error)
+            return otherwise
+
+    def _written(self, write: Callable[[], None]) -> bool:
+        if not self.takes_more():
+            return False
+        try:
+            write()
+        except DataError:
+            raise
+        except self.store.errors as error:
+            self._full_until = time.monotonic() + _PAUSE_S
+            self.rejection = Rejection.because("takes no more", error)
+            self._warn(f"{self.rejection.reason}. It keeps what it has, and the rest is loaded each time.")
+            return False
+        return True
+
+    def _go_without(self, error: Exception) -> None:
+        self._away_until = time.monotonic() + _PAUSE_S
+        self.rejection = Rejection.because("cannot be read", error)
+        self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache, until it is back.")
+
+    def _warn(self, text: str) -> None:
+        """Warn once: one process does so for all that count together."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        if self.counters is not None and self.counters.folder is not None:
+            with suppress(FileNotFoundError):  # the process that made the folder has ended
+                try:
+                    Path(self.counters.folder.path, ".warned").touch(exist_ok=False)
+                except FileExistsError:
+                    return
+        warn(masked(f"The cache in {self.store} {text}"))
 
 
 @contextmanager
@@ -223,12 +358,3 @@ def bound_to(key: bytes) -> bytes:
     They are a digest of the key, because a cache of files stores only the digest, as the name of the file.
     """
     return hashlib.blake2b(key, digest_size=20).digest()
-
-
-def check_key(key: bytes) -> bytes:
-    """Return `key`; raise a TypeError or ValueError if it is not 1 to 255 bytes."""
-    if not isinstance(key, bytes):
-        raise TypeError(must_be("key", "bytes", key))
-    if not 1 <= len(key) <= _MOST_KEY_BYTES:
-        raise ValueError(must_be("key", f"1 to {_MOST_KEY_BYTES} bytes long", key, "Give a digest of it."))
-    return key

@@ -75,8 +75,8 @@ def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor
 
 def complete(pipe: Any) -> bool:
     """Write the list of samples if the cache of an indexed `pipe` holds all of them; return whether it has a list."""
-    store = pipe.operation.store
-    if has_list(store):  # which stays, even if it lists other samples: only `warm_up` replaces it
+    entries = pipe.operation.entries
+    if has_list(entries):  # which stays, even if it lists other samples: only `warm_up` replaces it
         return True
     filler = _Filler(pipe, 1, waits=False, done=frozenset())
     kept: dict[int, list[_Kept]] = {}
@@ -133,20 +133,20 @@ class _Filler:
         return kept
 
     def _claimed(self, start: int, samples: Sequence[tuple[int, Callable[[int], Sample]]]) -> list[_Kept] | None:
-        store = self._pipe.operation.store
-        with store.claim(digest([self._name, start]), waits=self._waits) as is_held:
+        cache = self._pipe.operation.entries
+        with cache.claim(digest([self._name, start]), waits=self._waits) as is_held:
             if not is_held:
                 return None
             kept: list[_Kept] = []
             missing = [key for index, make in samples for key in self._add(kept, index, make, loads=True)]
-            store.flush()
-            if not all(map(store.contains, missing)):
+            cache.flush()
+            if not all(map(cache.contains, missing)):
                 _reject(self._pipe)
         return kept
 
     def _add(self, kept: list[_Kept], index: int, make: Callable[[int], Sample], *, loads: bool) -> list[bytes]:
         """Add what is recorded of a sample, unless it may be left out; return the keys of entries that were missing."""
-        store = self._pipe.operation.store
+        cache = self._pipe.operation.entries
         plain: dict[str, Any] = {}
         entries, missing = dict[str, bytes](), list[bytes]()
         try:
@@ -158,11 +158,11 @@ class _Filler:
                         plain[name] = sample[name]
                         continue
                     key = entries[name] = self._pipe.entry_key(sample, name)
-                    if store.contains(key):
+                    if cache.contains(key):
                         continue
                     missing.append(key)
                     if loads and is_free:
-                        store.put(key, encode((sample[name], {}), key=bound_to(key)))
+                        cache.put(key, encode((sample[name], {}), key=bound_to(key)))
                     elif loads:
                         sample[name]  # which puts it there
         except Exception as error:
@@ -179,7 +179,7 @@ def _same(sample: Sample, index: int) -> Sample:
 
 def _reject(pipe: Any) -> NoReturn:
     stats = pipe.stats()
-    reason, hint = pipe.operation.store.rejection or Rejection("takes no more", MORE_ROOM)
+    reason, hint = pipe.operation.entries.rejection or Rejection("takes no more", MORE_ROOM)
     raise DataError(
         f"The cache cannot keep all samples: it has {stats.entries} entries of {stats.bytes:,} bytes in all, and "
         f"{reason}. What it has stays. {hint}"
@@ -197,7 +197,7 @@ def _is_written(pipe: Any, blocks: dict[int, list[_Kept]]) -> bool:
         "in_columns": {name: _present([name in one.plain for one in kept]) for name in fields},
         "class_names": pipe.class_names(),
     }
-    return write_list(pipe.operation.store, [one.key for one in kept], notes)
+    return write_list(pipe.operation.entries, [one.key for one in kept], notes)
 
 
 def _present(flags: list[bool]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import ChainMap
 from collections.abc import Callable
+from functools import cached_property
 from types import CodeType
 from typing import Any
 
@@ -22,13 +23,25 @@ def _restore_code(filename: str, make: Callable[..., CodeType], args: tuple[Any,
     return make(*args).replace(co_filename=filename)
 
 
+def _reduce_cached_property(each: cached_property[Any]) -> tuple[Any, ...]:
+    return _restore_cached_property, (each.func, each.attrname)
+
+
+def _restore_cached_property(function: Callable[[Any], Any], name: str) -> cached_property[Any]:
+    restored = cached_property(function)
+    restored.__set_name__(object, name)
+    return restored
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries no types
     """cloudpickle's pickler, which also keeps the file names of functions: tracebacks of workers show their source.
 
-    cloudpickle 3.1.3 replaces them by "<dynamic-code>".
+    cloudpickle 3.1.3 replaces them by "<dynamic-code>", and Python 3.11 cannot pickle a cached property of a class.
     """
 
-    dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table = ChainMap(
+        {CodeType: _reduce_code, cached_property: _reduce_cached_property}, cloudpickle.Pickler.dispatch_table
+    )
 
 
 def dumps(value: Any, buffer_callback: Callable[[Any], object] | None = None) -> bytes:

@@ -16,5 +16,8 @@ __all__ = ["image_grid", "replay_grid"]
 
 __getattr__ = exports(
     __name__,
-    {"image_grid": "kdpipes.look.pictures", "replay_grid": "kdpipes.look.batch"},
+    {
+        "image_grid": "kdpipes.look.pictures",
+        "replay_grid": "kdpipes.look.batch",
+    },
 )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,12 @@ from kdpipes.core.messages import counted
 from kdpipes.core.secrets import printable
 from kdpipes.look.batch import chain_in
 from kdpipes.look.rendering import class_name
-from kdpipes.look.show import COLORS, NodeView, length_text, views_of
 from kdpipes.plan.class_counts import class_counts
 
 Bars = Sequence[tuple[float, str, str]]
-_Place = tuple[float, int]  # a column and a row; those in one row are a column apart or more
 _FONT = "font-family:system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
 _CHART, _LETTER, _NAME = 640, 6.6, 24  # pixels of a chart and of a letter; letters of a name
 _BEFORE, _AFTER = "#b9c4d0", "#e08a1e"  # of the classes
-_WIDTH, _HEIGHT = 250, 42  # of a box in a graph
-_ACROSS, _DOWN = _WIDTH + 24, _HEIGHT + 28
-_MARGIN, _LEGEND = 16, 26
-_APART = 26  # the ends of lines at one box
-_LINE = 40  # letters of a box's second line
 
 
 class Figure:
@@ -41,11 +32,9 @@ class Figure:
         height: The height in pixels.
         parts: SVG elements.
         title: A description for screen readers.
-        dot: The graph that it shows, in Graphviz's language; None if it is not a graph.
     """
 
-    def __init__(self, width: float, height: float, parts: list[str], title: str, *, dot: str | None = None) -> None:
-        self.dot = dot
+    def __init__(self, width: float, height: float, parts: list[str], title: str) -> None:
         self._size = round(width), round(height)
         self._parts = parts
         self._title = title
@@ -68,12 +57,10 @@ class Figure:
         return f"<{self._title}, {self._size[0]}x{self._size[1]}; `.save('figure.svg')` writes it>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the figure to an SVG file, or, if it is a graph, to a `.dot` file for Graphviz."""
-        contents = {".svg": self.svg} if self.dot is None else {".svg": self.svg, ".dot": self.dot}
-        suffix = Path(path).suffix if isinstance(path, str | os.PathLike) else None
-        if suffix not in contents:
-            raise ValueError(must_be("path", f"a path that ends with {' or '.join(contents)}", path))
-        Path(path).write_text(contents[suffix], encoding="utf-8")
+        """Write the figure to an SVG file."""
+        if not isinstance(path, str | os.PathLike) or Path(path).suffix != ".svg":
+            raise ValueError(must_be("path", "a path that ends with .svg", path))
+        Path(path).write_text(self.svg, encoding="utf-8")
 
 
 def _text(x: float, y: float, text: str, *, size: int = 12, color: str = "#222", more: str = "") -> str:
@@ -197,137 +184,3 @@ def _counts(nodes: list[Node]) -> Counter[str]:
             counts[class_name(label, names) or str(label)] += count
         counts.update(dict.fromkeys(names, 0))
     return counts
-
-
-def draw(source_datapipe: Any) -> Figure:
-    """Return a figure of a chain: a box for each pipe, colored by stage, with its length if that is known.
-
-    Nothing remote is opened, no sample is read, and no epoch begins.
-
-    Args:
-        source_datapipe: Any pipe, including stock pipes, or a loader.
-
-    Returns:
-        A figure, which notebooks show. Its method `save("chain.svg")` writes it; `save("chain.dot")` writes the graph
-        for Graphviz.
-
-    Example:
-        >>> birds, pets = kdp.from_dataset([("a", 0)]), kdp.from_dataset([("b", 0), ("c", 1)])
-        >>> kdp.draw(birds.mix(pets).deal(batch_size=2))
-        <chain of from_dataset, from_dataset, mix, deal, 556x240; `.save('figure.svg')` writes it>
-    """
-    views = views_of(chain_in(source_datapipe, "kdp.draw"), find_out=True)
-    numbers = {view: number for number, view in enumerate(views)}
-    places, lines = layout_of([[numbers[source] for source in view.sources] for view in views])
-    taken = [*places, *(place for ends in lines for line in ends for place in line)]
-    across, down = max(column for column, _ in taken) + 1, max(row for _, row in taken) + 1
-    stages = {view.stage for view in views}
-    parts, right = _legend([(color, stage) for stage, color in COLORS.items() if stage in stages], _MARGIN)
-    for ends in lines:
-        apart = min(_APART, _WIDTH * 0.8 / max(len(ends), 1))
-        parts += [_arrow(line, (rank - (len(ends) - 1) / 2) * apart) for rank, line in enumerate(ends)]
-    parts += [_box(view, *_corner(place)) for view, place in zip(views, places, strict=True)]
-    dot = ["digraph chain {", '  node [shape=box, style="rounded,filled", fontname="sans-serif"];']
-    for view, number in numbers.items():
-        label = json.dumps("\n".join(filter(None, (f"{view.name}({', '.join(view.arguments)})", length_text(view)))))
-        dot.append(f'  n{number} [label={label}, color="{COLORS[view.stage]}", fillcolor="{COLORS[view.stage]}1a"];')
-        dot += [f"  n{numbers[source]} -> n{number};" for source in view.sources]
-    width = max(2 * _MARGIN + across * _ACROSS - (_ACROSS - _WIDTH), right)
-    height = _MARGIN + _LEGEND + down * _DOWN - (_DOWN - _HEIGHT) + _MARGIN
-    title = f"chain of {', '.join(view.name for view in views[:20])}{', …' if len(views) > 20 else ''}"
-    return Figure(width, height, parts, title, dot="\n".join([*dot, "}", ""]))
-
-
-def _corner(place: _Place) -> tuple[float, float]:
-    return _MARGIN + place[0] * _ACROSS, _MARGIN + _LEGEND + place[1] * _DOWN
-
-
-def _arrow(line: list[_Place], aside: float) -> str:
-    """Return a curve from the lower side of one box to the upper side of another, and its tip."""
-    x, y = _corner(line[0])
-    x += _WIDTH / 2
-    path = f"M{x:.1f} {y + _HEIGHT:.1f}"
-    for place in line[1:]:
-        is_end, half = place is line[-1], y + _HEIGHT + (_DOWN - _HEIGHT) / 2
-        x_before, (x, y) = x, _corner(place)
-        x += _WIDTH / 2 + (aside if is_end else 0)
-        path += f" C{x_before:.1f} {half:.1f} {x:.1f} {half:.1f} {x:.1f} {y - 5 * is_end:.1f}"
-        path += "" if is_end else f" L{x:.1f} {y + _HEIGHT:.1f}"
-    return (
-        f'<path d="{path}" fill="none" stroke="#999" stroke-width="1.4"/>'
-        f'<path d="M{x - 4:.1f} {y - 7:.1f} L{x + 4:.1f} {y - 7:.1f} L{x:.1f} {y:.1f} Z" fill="#999"/>'
-    )
-
-
-def _box(view: NodeView, x: float, y: float) -> str:
-    color, arguments = COLORS[view.stage], ", ".join(view.arguments)
-    shown = arguments if len(arguments) <= _LINE else arguments[: _LINE - 1] + "…"
-    line = y + (17 if shown else 26)
-    edge = f' rx="5" fill-opacity="0.10" stroke="{"#c0392b" if view.problem else color}"'
-    parts = [
-        _rect(x, y, _WIDTH, _HEIGHT, "white", ' rx="5"'),
-        _rect(x, y, _WIDTH, _HEIGHT, color, edge),
-        _rect(x, y, 4, _HEIGHT, color),
-        _text(x + 12, line, view.name, size=13, more=' font-weight="600"'),
-        _text(x + 12, y + 33, shown, size=11, color="#555") if shown else "",
-        _text(x + _WIDTH - 8, line, length_text(view), size=11, color="#333", more=' text-anchor="end"'),
-    ]
-    return f"<g>{''.join(parts)}</g>"
-
-
-def layout_of(sources: Sequence[Sequence[int]]) -> tuple[list[_Place], list[list[list[_Place]]]]:
-    """Return where nodes stand; and for each node the lines that end there, from the left, as places from the source.
-
-    A node stands directly above the node that reads from it, and centered below its own sources. Branches end side by
-    side, however long they are.
-
-    Args:
-        sources: The numbers of the nodes that each node reads from, all smaller than its own; the last one is the end.
-
-    Example:
-        >>> layout_of([(), (0,), (), (1, 2)])[0]
-        [(0.0, 0), (0.0, 1), (1.0, 1), (0.5, 2)]
-    """
-    depths: list[int] = []
-    for read in sources:
-        depths.append(1 + max((depths[source] for source in read), default=-1))
-    rows = [max(depths)] * len(depths)  # then as far down as the nodes that read from each one allow
-    for target in reversed(range(len(rows))):
-        for source in sources[target]:
-            rows[source] = min(rows[source], rows[target] - 1)
-    # A line that passes rows gets a place in each of them, like a node, so that no box stands in its way.
-    above: list[list[int]] = [[] for _ in sources]
-    ends = list(range(len(sources)))
-    for target, read in enumerate(sources):
-        for source in read:
-            at = source
-            for row in range(rows[source] + 1, rows[target]):
-                rows.append(row)
-                above.append([at])
-                ends.append(target)
-                at = len(rows) - 1
-            above[target].append(at)
-    columns = [0.0] * len(rows)
-    num_sources = 0
-    for at, read in enumerate(above):
-        if not read:
-            columns[at] = float(num_sources)
-            num_sources += 1
-    for row in range(max(rows) + 1):
-        here = [at for at in range(len(rows)) if rows[at] == row]
-        for at in here:
-            if above[at]:
-                columns[at] = sum(columns[source] for source in above[at]) / len(above[at])
-        here.sort(key=lambda at: (columns[at], ends[at]))
-        for before, at in pairwise(here):
-            columns[at] = max(columns[at], columns[before] + 1)
-    places = list(zip(columns, rows, strict=True))
-    lines: list[list[list[_Place]]] = [[] for _ in sources]
-    for target in range(len(sources)):
-        for at in sorted(above[target], key=lambda at: columns[at]):
-            line = [places[at], places[target]]
-            while at >= len(sources):
-                at = above[at][0]
-                line.insert(0, places[at])
-            lines[target].append(line)
-    return places[: len(sources)], lines

@@ -15,6 +15,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.secrets import printable, safe_text
 from kdpipes.core.stock import Seeded, is_of_torchdata, shards
 from kdpipes.core.torch_pipes import Batcher, IndexedBatcher, IterableWrapper, IterDataPipe, SequenceWrapper, UnBatcher
+from kdpipes.core.traits import Traits
 from kdpipes.look.rendering import class_name, render
 from kdpipes.plan.class_counts import class_counts
 
@@ -43,6 +44,11 @@ class NodeView:
     def name(self) -> str:
         """The name of the pipe."""
         return self.node.name
+
+    @property
+    def traits(self) -> Traits:
+        """What the pipe does to samples."""
+        return self.node.traits
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ def check_exactly_once(chain: Any, *, num_workers: int = 2, num_ranks: int = 2, 
     for node in Chain.of(deal):
         if isinstance(node.pipe, MapPipe) and not node.upstream and len(node.pipe):
             key, number = Counter(node.pipe.column("key").tolist()).most_common(1)[0]
-            _require(number == 1, f"{number} samples of `{node.name}` have the key {key!r}: keys must be unique.")
+            require(number == 1, f"{number} samples of `{node.name}` have the key {key!r}: keys must be unique.")
     found: list[Any] = []
     receipts = []
     for rank in range(num_ranks):
@@ -314,7 +314,8 @@ def _copied(pipe: Any) -> Any:
         ) from error
 
 
-def _require(is_kept: bool, text: str) -> None:
+def require(is_kept: bool, text: str) -> None:
+    """Raise an AssertionError unless a promise is kept."""
     if not is_kept:  # `assert` would check nothing under `python -O`
         raise AssertionError(text)
 
@@ -323,8 +324,8 @@ def gives_the_same_in_every_epoch(build: Build, flavour: Flavour, is_random: boo
     """Two epochs of a pipe without randomness are equal."""
     pipe = build(_source(flavour))
     first, second = _items(pipe), _items(pipe)
-    _require(bool(first), "The pipe gives nothing of 7 samples.")
-    _require(
+    require(bool(first), "The pipe gives nothing of 7 samples.")
+    require(
         is_random or first == second,
         "Two epochs differ, but nothing declares that it draws random numbers. If they are to differ, pass "
         "`is_random=True`.",
@@ -338,7 +339,7 @@ def is_the_same_when_made_again(build: Build, flavour: Flavour, is_random: bool)
     if any(isinstance(pipe, Seeded) for pipe in Chain.of(one).pipes):  # stock pipes, which a loader seeds
         return
     first, second = _items(one), _items(other)
-    _require(first == second, f"A pipe that is made again gives something else. {hint}")
+    require(first == second, f"A pipe that is made again gives something else. {hint}")
 
 
 def has_columns_of_its_samples(build: Build, flavour: Flavour, is_random: bool) -> None:
@@ -348,7 +349,7 @@ def has_columns_of_its_samples(build: Build, flavour: Flavour, is_random: bool) 
         return
     for name in sorted(pipe[0]) if len(pipe) else ():
         column, values = pipe.column(name).tolist(), [sample[name] for sample in pipe]
-        _require(
+        require(
             [plain(value) for value in column] == [plain(value) for value in values],
             f"Column {name!r} differs from field {name!r} of the samples. Declare the field as changed.",
         )
@@ -360,7 +361,7 @@ def begins_anew_after_a_break(build: Build, flavour: Flavour, is_random: bool) -
     size = len(_items(pipe))
     next(iter(pipe))
     found = len(_items(pipe))
-    _require(found == size, f"After an epoch that was left after one item, the next one has {found} items, not {size}.")
+    require(found == size, f"After an epoch that was left after one item, the next one has {found} items, not {size}.")
 
 
 def pickles_at_any_time(build: Build, flavour: Flavour, is_random: bool) -> None:
@@ -369,9 +370,9 @@ def pickles_at_any_time(build: Build, flavour: Flavour, is_random: bool) -> None
     size = len(_items(_copied(pipe)))
     iterator = iter(pipe)
     next(iterator)
-    _require(len(_items(_copied(pipe))) == size, "A copy made during an epoch gives another number.")
-    _require(1 + sum(1 for _ in iterator) == size, "Pickling during an epoch changes the rest of it.")
-    _require(len(_items(_copied(pipe))) == size, "A copy made after an epoch gives another number.")
+    require(len(_items(_copied(pipe))) == size, "A copy made during an epoch gives another number.")
+    require(1 + sum(1 for _ in iterator) == size, "Pickling during an epoch changes the rest of it.")
+    require(len(_items(_copied(pipe))) == size, "A copy made after an epoch gives another number.")
 
 
 def has_an_exact_length_or_none(build: Build, flavour: Flavour, is_random: bool) -> None:
@@ -380,15 +381,15 @@ def has_an_exact_length_or_none(build: Build, flavour: Flavour, is_random: bool)
     try:
         length = len(pipe)
     except TypeError:
-        _require(isinstance(pipe, IterDataPipe), "An indexed pipe must have a length.")
+        require(isinstance(pipe, IterDataPipe), "An indexed pipe must have a length.")
         return
     found = len(_items(pipe))
-    _require(length == found, f"The length is {length}, but there are {found} items.")
+    require(length == found, f"The length is {length}, but there are {found} items.")
 
 
 def gives_nothing_of_nothing(build: Build, flavour: Flavour, is_random: bool) -> None:
     """An empty source gives nothing, and no error."""
-    _require(_items(build(_source(flavour, []))) == [], "Of an empty source, the pipe gives items.")
+    require(_items(build(_source(flavour, []))) == [], "Of an empty source, the pipe gives items.")
 
 
 def leaves_the_input_alone(build: Build, flavour: Flavour, is_random: bool) -> None:
@@ -396,7 +397,7 @@ def leaves_the_input_alone(build: Build, flavour: Flavour, is_random: bool) -> N
     items = [(np.array(number), label) for number, label in _ITEMS]  # `x += 1` changes such an array
     _items(build(_source(flavour, items)))
     found = [(float(number), label) for number, label in items]
-    _require(found == list(_ITEMS), "The pipe changes the values of its source in place: make new ones.")
+    require(found == list(_ITEMS), "The pipe changes the values of its source in place: make new ones.")
 
 
 def gives_the_same_in_workers(build: Build, flavour: Flavour, is_random: bool) -> None:
@@ -413,7 +414,7 @@ def hides_no_method(build: Build, flavour: Flavour, is_random: bool) -> None:
     names = {*IterDataPipe.functions, *MapDataPipe.functions}
     pipe = build(_source(flavour))
     hidden = sorted(names & set(vars(pipe)))
-    _require(not hidden, f"The attributes {', '.join(hidden)} hide methods of the same name: rename them.")
+    require(not hidden, f"The attributes {', '.join(hidden)} hide methods of the same name: rename them.")
 
 
 Promise = Callable[[Build, Flavour, bool], None]

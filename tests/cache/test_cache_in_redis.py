@@ -14,6 +14,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from kdpipes.cache import RedisStore
 from kdpipes.cache.store import CacheStats, bound_to
 from kdpipes.storage.codec import encode
 
@@ -53,7 +54,7 @@ def test_damaged_entries_heal_and_evicted_ones_load_again(redis_server: Any, nam
 def test_hostile_entries_are_loaded_again_and_replaced(
     redis_server: Any, namespace: str, warned_once: Callable[[str], Any]
 ) -> None:
-    cached = numbers().cache_in_redis(redis_server.url, namespace=namespace, max_value_bytes=1 << 20)
+    cached = numbers().cache(RedisStore(redis_server.url, namespace, max_value_bytes=1 << 20))
     expected = [int(sample["x"][0]) for sample in cached]
     with redis.Redis.from_url(redis_server.url) as client:
         long, other, *names = sorted(name for name in redis_server.names() if name.startswith(namespace.encode()))

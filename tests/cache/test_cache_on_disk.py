@@ -22,11 +22,12 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.cache import cache
-from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.file_store import FileStore, path_of
 from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.open_cache import check_cache
 from kdpipes.demo import write_photo_folder
 from kdpipes.storage.files import locked
+from tests.cache.entries import open_lmdb
 from tests.cache.test_lmdb_store import run_in_child
 
 
@@ -117,7 +118,7 @@ def test_a_process_that_ends_leaves_whole_groups_of_entries(tmp_path: Path, is_k
     else:
         ours.send("end")
     child.join()
-    kept = LmdbStore(folder).stats().entries
+    kept = open_lmdb(folder).stats().entries
     assert kept >= 192 if is_killed else kept == 200
     assert check_cache(str(folder)).damaged == 0
     assert [int(sample["x"][0]) for sample in Birds(log, 500).cache_on_disk(folder)] == list(range(500))
@@ -125,7 +126,7 @@ def test_a_process_that_ends_leaves_whole_groups_of_entries(tmp_path: Path, is_k
 
 
 def test_a_group_that_does_not_fit_is_kept_as_far_as_it_fits(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
-    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 18)
+    store = open_lmdb(tmp_path / "cache", max_bytes=1 << 18)
     with warned_once("is full"):
         for number in range(60):
             store.put(b"%d" % number, [b"%d" % number + bytes(8000)])
@@ -268,7 +269,7 @@ def test_workers_share_the_samples_of_a_stream(tmp_path: Path) -> None:
 
 
 def _claim_and_wait(folder: Path, names: list[bytes], pipe: Any) -> None:
-    store = LmdbStore(folder)
+    store = open_lmdb(folder)
     with ExitStack() as held:
         pipe.send([held.enter_context(store.claim(name, waits=False)) for name in names])
         pipe.recv()
@@ -281,7 +282,7 @@ def test_the_claims_of_a_killed_process_are_taken_over(tmp_path: Path) -> None:
     child = context.Process(target=_claim_and_wait, args=(tmp_path / "cache", names, sender))
     child.start()
     assert receiver.recv() == [True, True]
-    store = LmdbStore(tmp_path / "cache")
+    store = open_lmdb(tmp_path / "cache")
     with store.claim(b"a", waits=False) as is_held:
         assert not is_held
     os.kill(child.pid or 0, signal.SIGKILL)
@@ -292,7 +293,7 @@ def test_the_claims_of_a_killed_process_are_taken_over(tmp_path: Path) -> None:
 
 
 def test_a_claim_survives_the_end_of_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 20)
+    store = open_lmdb(tmp_path / "cache", max_bytes=1 << 20)
     errors = iter([FileExistsError(), FileNotFoundError()])  # of `mkdir` and `open`, if the folder is removed meanwhile
 
     def locked_late(path: Path, **how: Any) -> Any:
@@ -309,7 +310,7 @@ def test_a_folder_that_cannot_be_written_grants_every_claim(tmp_path: Path, monk
     def forbidden(*_: Any, **__: Any) -> None:
         raise PermissionError("Permission denied")
 
-    store = LmdbStore(tmp_path / "cache")
+    store = open_lmdb(tmp_path / "cache")
     store.put(b"a", [b"heron"])
     monkeypatch.setattr(Path, "mkdir", forbidden)
     with store.claim(b"a", waits=False) as first, store.claim(b"a", waits=False) as second:
@@ -337,7 +338,7 @@ def test_a_failing_sample_is_skipped_where_requested(tmp_path: Path) -> None:
 
 def test_a_cache_that_is_too_small_cannot_be_complete(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
     cached = Birds(tmp_path / "log").cache_on_disk(tmp_path / "cache", max_bytes=1 << 16)
-    rejected = r"cannot keep all samples: .* is full: `max_bytes` of [\d,]+ are reached\. .*Give it more room"
+    rejected = r"cannot keep all samples: .* is full: it has reached `max_bytes` of [\d,]+\)\. .*Give it more room"
     with warned_once("is full"), pytest.raises(kdp.DataError, match=rejected):
         cached.warm_up(progress=False, num_threads=1)
 
@@ -387,7 +388,7 @@ def test_a_flipped_byte_is_loaded_again_and_healed(tmp_path: Path) -> None:
 
 def test_the_layout_is_that_of_the_place_unless_one_is_asked_for(tmp_path: Path) -> None:
     def store(place: Any, **options: Any) -> type:
-        return type(Birds(tmp_path / "log").cache_on_disk(place, **options).operation.store)
+        return type(Birds(tmp_path / "log").cache_on_disk(place, **options).operation.entries.store)
 
     assert store(tmp_path / "a") is LmdbStore
     assert store("memory://somewhere") is FileStore
@@ -400,7 +401,7 @@ def test_the_layout_is_that_of_the_place_unless_one_is_asked_for(tmp_path: Path)
     with pytest.raises(TypeError, match="`url` must be"):
         store(5)
     with pytest.raises(TypeError, match="`is_durable` must be"):
-        store(tmp_path / "a", is_durable=1)
+        LmdbStore(tmp_path / "a", is_durable=1)  # type: ignore[arg-type]
 
 
 def test_a_remote_source_is_not_read_ahead_for_what_is_cached(
@@ -415,7 +416,7 @@ def test_a_remote_source_is_not_read_ahead_for_what_is_cached(
 
     monkeypatch.setattr(source, "_is_remote", True)
     monkeypatch.setattr(source._members, "prefetch", note)
-    chain = shards.cache_on_disk(tmp_path / "cache", is_durable=False).select("x").deal(batch_size=40)
+    chain = shards.cache(LmdbStore(tmp_path / "cache", is_durable=False)).select("x").deal(batch_size=40)
     first = list(chain)
     assert sorted(prefetched) == [-1, *range(160)]
     prefetched.clear()
@@ -447,7 +448,7 @@ def test_a_cache_moved_while_open_is_not_called_incomplete(tmp_path: Path) -> No
     cached.warm_up(progress=False)
     (tmp_path / "before").rename(tmp_path / "after")
     with (
-        pytest.warns(UserWarning, match="cannot be opened"),
+        pytest.warns(UserWarning, match="cannot be read"),
         pytest.raises(kdp.DataError, match=r"delete that pipe first"),
     ):
         len(kdp.open_cache(tmp_path / "after"))
@@ -505,8 +506,7 @@ def test_a_damaged_file_names_sample_cache_and_remedy(tmp_path: Path) -> None:
         return source.cache_on_disk(folder, layout="files")
 
     chain().warm_up()
-    store = FileStore(folder)
-    lists = [Path(store.place_of(key)).name.rstrip("'") for key in (b"\0contents", b"\0contents again")]
+    lists = [Path(path_of(key)).name for key in (b"\0contents", b"\0contents again")]
     for path in folder.rglob("*"):
         if len(path.name) == 40 and path.name not in lists:
             path.write_bytes(path.read_bytes()[:-4] + b"\xff" * 4)

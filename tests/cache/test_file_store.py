@@ -15,19 +15,21 @@ import fsspec
 import pytest
 
 from kdpipes.cache import folder
-from kdpipes.cache.file_store import FileStore, path_of
+from kdpipes.cache.file_store import path_of
+from kdpipes.cache.store import Entries
 from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
+from tests.cache.entries import open_files
 
 OnDisk = Callable[..., Any]
 
 
-def fill(store: FileStore, most: int) -> int:
+def fill(store: Entries, most: int) -> int:
     """Put entries until one is rejected; return how many were taken."""
     return next((number for number in range(most) if not store.put(b"%d" % number, encode([number, "x" * 9000]))), most)
 
 
-def all_whole(store: FileStore, number: int) -> bool:
+def all_whole(store: Entries, number: int) -> bool:
     return all(decode(store.get(b"%d" % place)) == [place, "x" * 9000] for place in range(number))
 
 
@@ -37,7 +39,7 @@ def in_folders(root: Path) -> Counter[Path]:
 
 
 def test_folders_stay_small_on_disk(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "cache")
+    store = open_files(tmp_path / "cache")
     for number in range(2000):
         store.put(b"%d" % number, [b"x"])
     assert 256 <= max(in_folders(tmp_path / "cache").values()) <= 256 + 8
@@ -45,36 +47,36 @@ def test_folders_stay_small_on_disk(tmp_path: Path) -> None:
 
 
 def test_metadata_marks_the_folder_as_a_cache(tmp_path: Path) -> None:
-    FileStore(tmp_path / "cache").put(b"a", [b"heron"])
-    assert bytes(FileStore(tmp_path / "cache").get(b"a") or b"") == b"heron"
+    open_files(tmp_path / "cache").put(b"a", [b"heron"])
+    assert bytes(open_files(tmp_path / "cache").get(b"a") or b"") == b"heron"
     noted = json.loads((tmp_path / "cache" / "METADATA").read_text())
     assert type(noted.pop("checksum")) is int
     assert noted == {"format": 3, "layout": "files"}
 
 
 def test_a_moved_and_packed_cache_opens_on_a_read_only_disk(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
-    store = FileStore(tmp_path / "cache")
+    store = open_files(tmp_path / "cache")
     fill(store, 5)
     shutil.move(tmp_path / "cache", tmp_path / "moved")
-    assert all_whole(FileStore(tmp_path / "moved"), 5)
+    assert all_whole(open_files(tmp_path / "moved"), 5)
     shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "moved")
-    packed = FileStore(f"zip://::{tmp_path}/packed.zip")
+    packed = open_files(f"zip://::{tmp_path}/packed.zip")
     assert all_whole(packed, 5)
     assert packed.get(b"none") is None
     assert packed.stats().entries == 5
-    with warned_once("cannot be written.*What it has is used"):
+    with warned_once("takes no more.*keeps what it has"):
         assert not packed.put(b"new", [b"x"])
         assert not packed.put(b"newer", [b"x"])
 
 
 def test_a_cache_below_a_folder_of_an_archive_is_opened(tmp_path: Path) -> None:
-    fill(FileStore(tmp_path / "all" / "cache"), 3)
+    fill(open_files(tmp_path / "all" / "cache"), 3)
     shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "all")
-    assert all_whole(FileStore(f"zip://cache::file://{tmp_path}/packed.zip"), 3)
+    assert all_whole(open_files(f"zip://cache::file://{tmp_path}/packed.zip"), 3)
 
 
 def test_looking_makes_no_folder(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "cache")
+    store = open_files(tmp_path / "cache")
     assert (store.get(b"a"), store.contains(b"a")) == (None, False)
     assert store.stats().entries == 0
     assert not (tmp_path / "cache").exists()
@@ -82,7 +84,7 @@ def test_looking_makes_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"\0" * len(data), lambda data: b""])
 def test_a_damaged_file_is_found_and_heals(tmp_path: Path, damage: Any) -> None:
-    store = FileStore(tmp_path / "cache")
+    store = open_files(tmp_path / "cache")
     store.put(b"a", encode(["heron"] * 100))
     store.put(b"b", encode("gull"))
     path = tmp_path / "cache" / path_of(b"a")
@@ -96,15 +98,15 @@ def test_a_damaged_file_is_found_and_heals(tmp_path: Path, damage: Any) -> None:
 
 
 def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
-    FileStore(tmp_path / "cache").put(b"a", [b"heron"])
+    open_files(tmp_path / "cache").put(b"a", [b"heron"])
     (tmp_path / "cache" / "METADATA").write_text('{"format": 0, "layout": "files"}')
     rejected = "cache of format 0 and layout 'files'. This version of kdpipes reads format 3.*another folder, or delete"
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.contains(b"a"), lambda s: s.stats()):
         with pytest.raises(DataError, match=rejected):
-            call(FileStore(tmp_path / "cache"))
+            call(open_files(tmp_path / "cache"))
     (tmp_path / "cache" / "METADATA").write_bytes(b"\xff")
     with pytest.raises(DataError, match="METADATA file is damaged"):
-        FileStore(tmp_path / "cache").get(b"a")
+        open_files(tmp_path / "cache").get(b"a")
 
 
 @pytest.mark.parametrize("place", ["local", "memory"])
@@ -112,7 +114,7 @@ def test_a_folder_that_holds_something_else_is_rejected(tmp_path: Path, place: s
     url = str(tmp_path) if place == "local" else f"memory://{tmp_path.name}"
     with fsspec.open(f"{url}/heron.jpg", "wb") as file:
         file.write(b"photo")
-    store = FileStore(url)
+    store = open_files(url)
     assert store.get(b"a") is None
     with pytest.raises(DataError, match=r"is not a cache, but holds 'heron.jpg'\. Give an empty folder"):
         store.put(b"a", [b""])
@@ -121,7 +123,7 @@ def test_a_folder_that_holds_something_else_is_rejected(tmp_path: Path, place: s
 
 def test_a_full_disk_is_survived(on_small_disk: OnDisk) -> None:
     def work(folder: Path, remount: Any) -> Any:
-        store = FileStore(folder / "cache")
+        store = open_files(folder / "cache")
         number = fill(store, 1000)
         drafts = list((folder / "cache" / ".partial").iterdir())
         return number, all_whole(store, number), store.put(b"new", [b"x"]), store.stats().entries - number, drafts
@@ -134,12 +136,12 @@ def test_a_full_disk_is_survived(on_small_disk: OnDisk) -> None:
 
 
 def test_a_file_that_may_not_grow_is_left_out(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "cache")
+    store = open_files(tmp_path / "cache")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     store.put(b"a", [b"heron"])
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
-        with pytest.warns(UserWarning, match="cannot be written.*File too large"):
+        with pytest.warns(UserWarning, match="takes no more.*File too large"):
             assert not store.put(b"b", [bytes(100_000)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -152,9 +154,9 @@ def test_a_file_that_may_not_grow_is_left_out(tmp_path: Path) -> None:
 
 def test_a_read_only_folder_is_read(on_small_disk: OnDisk) -> None:
     def work(folder: Path, remount: Callable[[], int]) -> Any:
-        fill(FileStore(folder / "cache"), 3)
+        fill(open_files(folder / "cache"), 3)
         assert remount() == 0
-        store, new = FileStore(folder / "cache"), FileStore(folder / "new")
+        store, new = open_files(folder / "cache"), open_files(folder / "new")
         return all_whole(store, 3), store.put(b"new", [b"x"]), store.put(b"new", [b"x"]), new.put(b"a", [b"x"])
 
     answer, warned = on_small_disk(work, 1 << 20)
@@ -163,7 +165,7 @@ def test_a_read_only_folder_is_read(on_small_disk: OnDisk) -> None:
 
 
 def test_what_was_half_written_is_removed_by_the_next_who_writes(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "cache")
+    store = open_files(tmp_path / "cache")
     store.put(b"a", [b"heron"])
     drafts = tmp_path / "cache" / ".partial"
     host = os.uname().nodename
@@ -180,7 +182,7 @@ def test_what_was_half_written_is_removed_by_the_next_who_writes(tmp_path: Path)
 def test_storage_that_is_out_of_reach_is_gone_without(
     monkeypatch: pytest.MonkeyPatch, namespace: str, warned_once: Callable[[str], Any]
 ) -> None:
-    store = FileStore(f"memory://{namespace}")
+    store = open_files(f"memory://{namespace}")
     store.put(b"a", [b"heron"])
     monkeypatch.setattr(folder, "_NUM_TRIES", 1)
 
@@ -197,15 +199,15 @@ def test_storage_that_is_out_of_reach_is_gone_without(
 def test_an_unknown_kind_of_url_is_an_error(tmp_path: Path) -> None:
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""])):
         with pytest.raises(ValueError, match=r"`url` must be .* a protocol that fsspec knows"):
-            call(FileStore("nowhere://bucket"))
+            call(open_files("nowhere://bucket"))
 
 
 def test_entries_deleted_by_hand_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FileStore(tmp_path / "cache")
+    store = open_files(tmp_path / "cache")
     fill(store, 50)
     size = store.stats().bytes
     monkeypatch.setattr(folder, "_SETTLED_NS", 0)  # else folders that have just changed are listed each time
-    assert FileStore(tmp_path / "cache").stats()[2:4] == (size, 50)
+    assert open_files(tmp_path / "cache").stats()[2:4] == (size, 50)
     paths = [path for path in (tmp_path / "cache").rglob("*") if len(path.name) == 40]
     gone = paths[0].stat().st_size
     paths[0].unlink()
@@ -217,9 +219,9 @@ def test_entries_deleted_by_hand_are_not_counted(tmp_path: Path, monkeypatch: py
 
 
 def test_counting_again_lists_no_folder_that_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(FileStore(tmp_path / "cache"), 50)
+    fill(open_files(tmp_path / "cache"), 50)
     monkeypatch.setattr(folder, "_SETTLED_NS", 0)
-    counted = FileStore(tmp_path / "cache").stats()
+    counted = open_files(tmp_path / "cache").stats()
     listed: list[Any] = []
     listing = os.scandir
 
@@ -227,17 +229,17 @@ def test_counting_again_lists_no_folder_that_is_unchanged(tmp_path: Path, monkey
         listed.append(path)
         return listing(path)
 
-    FileStore(tmp_path / "cache").stats()  # the first count has written its file into the first folder
+    open_files(tmp_path / "cache").stats()  # the first count has written its file into the first folder
     monkeypatch.setattr(folder.os, "scandir", note)
-    assert FileStore(tmp_path / "cache").stats() == counted
+    assert open_files(tmp_path / "cache").stats() == counted
     assert listed == []
 
 
 def test_entries_that_are_deleted_meanwhile_are_left_out(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "cache")
+    store = open_files(tmp_path / "cache")
     for key in (b"a", b"b", b"c"):
         store.put(key, [key])
-    entries = store.each_entry()
+    entries = store.store.each_entry()
     seen = [next(entries)]
     for path in (tmp_path / "cache").rglob("*"):
         if len(path.name) == 40 and bytes.fromhex(path.name) != seen[0][0]:

@@ -14,8 +14,8 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.cache import folder_watcher
-from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.shared_folder import SharedFolder, clear_named
+from tests.cache.entries import open_memory
 from tests.cache.test_lmdb_store import run_in_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Elsewhere there is no watcher.")
@@ -42,11 +42,16 @@ def name() -> str:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_process_that_a_signal_has_ended(number: signal.Signals, name: str) -> None:
     def work(pipe: Any) -> None:
-        stores = [LmdbStore.in_memory(), LmdbStore.in_memory(name), LmdbStore.in_memory(f"{name}-kept", keep=True)]
+        stores = [open_memory(), open_memory(name), open_memory(f"{name}-kept", keep=True)]
         cached = kdp.from_dataset([("heron", 0)]).transform("x", str.upper).cache_in_memory()
         for store in stores:
             store.put(b"a", [b"heron"])
-        pipe.send(([*(store.folder for store in stores), cached.operation.store.folder, cached[0]["x"]], watcher()))
+        pipe.send(
+            (
+                [*(store.store.folder for store in stores), cached.operation.entries.store.folder, cached[0]["x"]],
+                watcher(),
+            )
+        )
         pipe.recv()
 
     child, pipe = run_in_child(work)
@@ -61,10 +66,10 @@ def test_nothing_is_left_of_a_process_that_a_signal_has_ended(number: signal.Sig
 
 
 def test_named_memory_stays_while_another_process_has_it(name: str) -> None:
-    store = LmdbStore.in_memory(name, max_bytes=1 << 20)
+    store = open_memory(name, max_bytes=1 << 20)
 
     def work(pipe: Any) -> None:
-        other = LmdbStore.in_memory(name)
+        other = open_memory(name)
         other.put(b"a", [b"heron"])
         pipe.send(watcher())
         pipe.recv()

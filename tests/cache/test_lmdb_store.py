@@ -21,10 +21,11 @@ import pytest
 
 from kdpipes.cache import folder_watcher, lmdb_store, shared_folder
 from kdpipes.cache.folder import LocalFolder, read_metadata
-from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.shared_folder import SharedFolder, clear_named, named_folders
+from kdpipes.cache.store import Entries
 from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
+from tests.cache.entries import open_lmdb, open_memory
 
 OnDisk = Callable[..., Any]
 GULL = np.arange(5000, dtype=np.int32)
@@ -40,7 +41,7 @@ def name(namespace: str) -> Iterator[str]:
         clear_named(own)
 
 
-def fill(store: LmdbStore, most: int = 1000) -> list[int]:
+def fill(store: Entries, most: int = 1000) -> list[int]:
     """Put entries until one is rejected; return the numbers of those that were taken."""
     taken = []
     for number in range(most):
@@ -65,9 +66,9 @@ def run_in_child(function: Callable[[Any], None]) -> tuple[Any, Any]:
 
 
 def test_memory_goes_with_the_store_and_its_last_copy() -> None:
-    store = LmdbStore.in_memory(max_bytes=1 << 20)
+    store = open_memory(max_bytes=1 << 20)
     store.put(b"a", encode(GULL))
-    folder, twin = Path(store.folder), pickle.loads(pickle.dumps(store))
+    folder, twin = Path(store.store.folder), pickle.loads(pickle.dumps(store))
     assert folder.stat().st_mode & 0o777 == 0o700
     view = decode(twin.get(b"a"))
     del store
@@ -83,14 +84,14 @@ def test_memory_of_a_process_that_ends_is_gone(name: str, interpreter: Any) -> N
     code = (
         "import sys; from kdpipes.cache.lmdb_store import LmdbStore; name = sys.argv[1]\n"
         "stores = [LmdbStore.in_memory(), LmdbStore.in_memory(name), LmdbStore.in_memory(name + '-kept', keep=True)]\n"
-        "for store in stores: store.put(b'a', [b'heron']); print(store.folder)\n"
+        "for store in stores: store.put(b'a', b'heron', replace=False); print(store.folder)\n"
     )
     status, printed, told = interpreter.run(code, name)
     assert status == 0, told
     folders = [Path(line) for line in printed.split()]
     assert [folder.exists() for folder in folders] == [False, False, True]
     assert f"{name}-kept" in named_folders()
-    assert bytes(LmdbStore.in_memory(f"{name}-kept").get(b"a") or b"") == b"heron"
+    assert bytes(open_memory(f"{name}-kept").get(b"a") or b"") == b"heron"
     clear_named(f"{name}-kept")
     assert not folders[2].exists()
     with pytest.raises(FileNotFoundError, match=r"no folder .*-kept' in shared memory"):
@@ -101,29 +102,29 @@ def test_memory_of_a_killed_process_goes_at_the_next_start(name: str, monkeypatc
     monkeypatch.setattr(folder_watcher, "_CAN_WATCH", False)  # which has been killed, too
 
     def work(pipe: Any) -> None:
-        stores = [LmdbStore.in_memory(), LmdbStore.in_memory(name)]
+        stores = [open_memory(), open_memory(name)]
         for store in stores:
             store.put(b"a", [b"heron"])
-        pipe.send([store.folder for store in stores])
+        pipe.send([store.store.folder for store in stores])
         pipe.recv()
 
     child, pipe = run_in_child(work)
     folders = [Path(folder) for folder in pipe.recv()]
-    LmdbStore.in_memory(max_bytes=1 << 20)
+    open_memory(max_bytes=1 << 20)
     assert all(folder.exists() for folder in folders)
     os.kill(child.pid or 0, signal.SIGKILL)
     child.join()
-    LmdbStore.in_memory(max_bytes=1 << 20)
+    open_memory(max_bytes=1 << 20)
     assert not any(folder.exists() for folder in folders)
 
 
 def test_named_memory_is_shared_and_goes_with_the_last_user(name: str) -> None:
-    first, second = LmdbStore.in_memory(name, max_bytes=1 << 20), LmdbStore.in_memory(name)
-    folder = Path(first.folder)
+    first, second = open_memory(name, max_bytes=1 << 20), open_memory(name)
+    folder = Path(first.store.folder)
     first.put(b"a", [b"heron"])
     del first
     gc.collect()
-    LmdbStore.in_memory(max_bytes=1 << 20)  # which looks for what was left
+    open_memory(max_bytes=1 << 20)  # which looks for what was left
     assert bytes(second.get(b"a") or b"") == b"heron"
     del second
     gc.collect()
@@ -131,24 +132,24 @@ def test_named_memory_is_shared_and_goes_with_the_last_user(name: str) -> None:
 
 
 def test_a_name_stays_usable_when_it_was_cleared_under_a_store(name: str) -> None:
-    store = LmdbStore.in_memory(name, max_bytes=1 << 20)
+    store = open_memory(name, max_bytes=1 << 20)
     store.put(b"a", encode(GULL))
     clear_named(name)
     assert decode(store.get(b"a")).sum() == GULL.sum()
-    other = LmdbStore.in_memory(name, max_bytes=1 << 20)
+    other = open_memory(name, max_bytes=1 << 20)
     assert other.get(b"a") is None
     assert other.put(b"b", [b"new"])
     assert store.get(b"b") is None
 
 
 def test_a_worker_that_outlives_the_owner_goes_on_without() -> None:
-    stores = [LmdbStore.in_memory(max_bytes=1 << 20)]
+    stores = [open_memory(max_bytes=1 << 20)]
     stores[0].put(b"a", [b"heron"])
 
     def work(pipe: Any) -> None:
         store = stores[0]
         pipe.recv()
-        with pytest.warns(UserWarning, match=r"No such file.*as if there were no cache"):
+        with pytest.warns(UserWarning, match=r"has ended.*as if there were no cache"):
             found = store.get(b"a")
         pipe.send((found, store.put(b"b", [b""]), store.contains(b"a")))
 
@@ -176,24 +177,24 @@ def test_a_folder_that_is_open_to_others_is_not_taken(tmp_path: Path, monkeypatc
     lock = os.open(path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_SH)  # somebody uses it
     with pytest.raises(PermissionError, match="other users can access it"):
-        LmdbStore.in_memory("birds")
+        open_memory("birds")
     os.close(lock)
 
 
 def test_a_full_cache_keeps_what_it_has_and_says_so_once(tmp_path: Path, warned_once: Callable[[str], Any]) -> None:
-    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 19, is_durable=False)
-    with warned_once(r"is full: `max_bytes` of [\d,]+ are reached"):
+    store = open_lmdb(tmp_path / "cache", max_bytes=1 << 19, is_durable=False)
+    with warned_once(r"is full: it has reached `max_bytes` of [\d,]+"):
         taken = fill(store)
         assert not store.put(b"small", [b"x"])
     assert len(taken) >= 10
     assert all_whole(store, taken)
     assert store.stats().entries == len(taken)
     assert store.stats().bytes <= 1 << 19
-    assert all_whole(LmdbStore(tmp_path / "cache"), taken)
+    assert all_whole(open_lmdb(tmp_path / "cache"), taken)
 
 
 def test_of_full_shared_memory_one_process_warns_for_all() -> None:
-    store = LmdbStore.in_memory(max_bytes=1 << 18)
+    store = open_memory(max_bytes=1 << 18)
     with pytest.warns(UserWarning, match="is full"):
         taken = fill(store)
 
@@ -209,8 +210,8 @@ def test_small_shared_memory_is_taken_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, warned_once: Callable[[str], Any]
 ) -> None:
     monkeypatch.setattr(lmdb_store, "free_bytes", lambda folder: 1 << 18)
-    with warned_once(r"no more than the 262,144 bytes of shared memory that are free.*--shm-size"):
-        store = LmdbStore.in_memory(max_bytes=1 << 30)
+    with warned_once(r"262,144 bytes of shared memory that were free.*--shm-size"):
+        store = open_memory(max_bytes=1 << 30)
         taken = fill(store)
     assert len(taken) >= 5
     assert all_whole(store, taken)
@@ -218,8 +219,8 @@ def test_small_shared_memory_is_taken_with_one_warning(
 
 def test_full_shared_memory_ends_no_process(on_small_disk: OnDisk) -> None:
     def work(folder: Path, remount: Any) -> Any:
-        store = LmdbStore.in_memory()
-        store._max_bytes = 1 << 30  # more than there is, as when others fill it meanwhile
+        store = open_memory()
+        store.store._max_bytes = 1 << 30  # more than there is, as when others fill it meanwhile
         taken = fill(store)
         return len(taken), all_whole(store, taken), store.put(b"new", [b"x"]), store.stats().entries == len(taken)
 
@@ -233,9 +234,9 @@ def test_full_shared_memory_ends_no_process(on_small_disk: OnDisk) -> None:
 @pytest.mark.parametrize("is_set_up", [False, True])
 def test_without_free_shared_memory_there_is_no_cache(on_small_disk: OnDisk, is_set_up: bool) -> None:
     def work(folder: Path, remount: Any) -> Any:
-        store = LmdbStore.in_memory()
+        store = open_memory()
         if is_set_up:
-            read_metadata(LocalFolder(store.folder), store.folder, "lmdb", {"max_bytes": 1 << 20})
+            read_metadata(LocalFolder(store.store.folder), store.store.folder, "lmdb", {"max_bytes": 1 << 20})
         with (folder / "others").open("wb", buffering=0) as file:
             while True:
                 try:
@@ -247,13 +248,13 @@ def test_without_free_shared_memory_there_is_no_cache(on_small_disk: OnDisk, is_
     answer, warned = on_small_disk(work, 1 << 18, Path("/dev/shm"))
     assert answer == (False, None, (0, 0, 0, 0, 0))
     assert len(warned) == 1
-    assert "as if there were no cache" in warned[0]
+    assert "No space left on device" in warned[0]
 
 
 def test_a_full_disk_leaves_every_entry_whole(tmp_path: Path) -> None:
     def work(pipe: Any) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
-        store = LmdbStore(tmp_path / "cache", max_bytes=1 << 26, is_durable=False)
+        store = open_lmdb(tmp_path / "cache", max_bytes=1 << 26, is_durable=False)
         with pytest.warns(UserWarning, match="takes no more.*keeps what it has"):
             taken = fill(store)
         pipe.send((taken, all_whole(store, taken)))
@@ -263,17 +264,17 @@ def test_a_full_disk_leaves_every_entry_whole(tmp_path: Path) -> None:
     child.join()
     assert was_whole
     assert len(taken) >= 10
-    later = LmdbStore(tmp_path / "cache")
+    later = open_lmdb(tmp_path / "cache")
     assert all_whole(later, taken)
     assert later.put(b"more", encode(GULL))
 
 
 def test_a_read_only_folder_is_read(on_small_disk: OnDisk) -> None:
     def work(folder: Path, remount: Callable[[], int]) -> Any:
-        LmdbStore(folder / "cache").put(b"a", [b"heron"])
+        open_lmdb(folder / "cache").put(b"a", [b"heron"])
         gc.collect()
         assert remount() == 0
-        store = LmdbStore(folder / "cache")
+        store = open_lmdb(folder / "cache")
         return bytes(store.get(b"a") or b""), store.get(b"b"), store.put(b"b", [b"x"]), store.put(b"c", [b"x"])
 
     answer, warned = on_small_disk(work, 1 << 22)
@@ -289,8 +290,8 @@ def test_a_missing_read_only_folder_is_gone_without(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", forbidden)
-    store = LmdbStore(tmp_path / "cache")
-    with warned_once("cannot be opened.*Permission denied"):
+    store = open_lmdb(tmp_path / "cache")
+    with warned_once("cannot be read.*Permission denied"):
         assert (store.get(b"a"), store.put(b"a", [b""]), store.contains(b"a")) == (None, False, False)
 
 
@@ -307,7 +308,7 @@ def flip(folder: str | Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("size", [50, 5000])
 def test_a_damaged_entry_heals(tmp_path: Path, size: int) -> None:
-    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 22, is_durable=False)
+    store = open_lmdb(tmp_path / "cache", max_bytes=1 << 22, is_durable=False)
     store.put(b"a", encode(GULL[:size]))
     store.put(b"b", encode(GULL[:size]))
     flip(tmp_path / "cache", GULL[:size].tobytes())
@@ -318,14 +319,14 @@ def test_a_damaged_entry_heals(tmp_path: Path, size: int) -> None:
         assert store.put(b"b", encode(GULL[:size]), replace=True)
         whole = store.get(b"b")
         fill(store, 20)
-        assert (decode(LmdbStore(tmp_path / "cache").get(b"b")) == GULL[:size]).all()
+        assert (decode(open_lmdb(tmp_path / "cache").get(b"b")) == GULL[:size]).all()
         assert (decode(whole) == GULL[:size]).all(), "healing again leaves what is whole in its place"
     assert store.stats().entries == 22
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Elsewhere nobody tells where LMDB has mapped the file.")
 def test_large_entries_are_read_without_a_copy(tmp_path: Path) -> None:
-    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 22, is_durable=False)
+    store = open_lmdb(tmp_path / "cache", max_bytes=1 << 22, is_durable=False)
     store.put(b"a", encode(GULL))
     view = decode(store.get(b"a"))
     assert (view == GULL).all()
@@ -335,49 +336,51 @@ def test_large_entries_are_read_without_a_copy(tmp_path: Path) -> None:
 
 def test_reading_again_returns_the_newest_entry_of_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    store = LmdbStore(folder, max_bytes=1 << 22, is_durable=False)
-    assert store.get(b"a", is_known=True) is None
+    store = open_lmdb(folder, max_bytes=1 << 22, is_durable=False)
+    assert store.get(b"a", is_verified=True) is None
     store.put(b"a", encode(GULL))
     store.put(b"small", encode("gull"))
     for _ in range(3):
-        assert (decode(store.get(b"a", is_known=True)) == GULL).all()
-        assert decode(store.get(b"small", is_known=True)) == "gull"
+        assert (decode(store.get(b"a", is_verified=True)) == GULL).all()
+        assert decode(store.get(b"small", is_verified=True)) == "gull"
     store.put(b"a", encode(GULL + 1), replace=True)
-    assert (decode(store.get(b"a", is_known=True)) == GULL + 1).all()
-    view = store.get(b"a", is_known=True)
+    assert (decode(store.get(b"a", is_verified=True)) == GULL + 1).all()
+    view = store.get(b"a", is_verified=True)
     fill(store, 20)
     store.close()
-    assert (decode(store.get(b"a", is_known=True)) == GULL + 1).all(), "opened again"
+    assert (decode(store.get(b"a", is_verified=True)) == GULL + 1).all(), "opened again"
     store.close()
     shutil.rmtree(folder)
-    other = LmdbStore(folder, max_bytes=1 << 22, is_durable=False)
+    other = open_lmdb(folder, max_bytes=1 << 22, is_durable=False)
     other.put(b"b", encode(GULL))
-    assert store.get(b"a", is_known=True) is None
+    assert store.get(b"a", is_verified=True) is None
     assert (decode(view) == GULL + 1).all()
 
 
 def test_a_forked_process_reads_again_what_its_parent_has_read(tmp_path: Path) -> None:
-    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 22, is_durable=False)
+    store = open_lmdb(tmp_path / "cache", max_bytes=1 << 22, is_durable=False)
     store.put(b"a", encode(GULL))
-    assert store.get(b"a", is_known=True) is not None
+    assert store.get(b"a", is_verified=True) is not None
 
     def work(pipe: Any) -> None:
-        same = (decode(store.get(b"a", is_known=True)) == GULL).all()
-        pipe.send((same, store.put(b"b", encode(GULL + 1)), (decode(store.get(b"b", is_known=True)) == GULL + 1).all()))
+        same = (decode(store.get(b"a", is_verified=True)) == GULL).all()
+        pipe.send(
+            (same, store.put(b"b", encode(GULL + 1)), (decode(store.get(b"b", is_verified=True)) == GULL + 1).all())
+        )
 
     child, pipe = run_in_child(work)
     assert pipe.recv() == (True, True, True)
     child.join()
-    assert (decode(store.get(b"b", is_known=True)) == GULL + 1).all()
+    assert (decode(store.get(b"b", is_verified=True)) == GULL + 1).all()
 
 
 def test_one_who_asks_for_more_gets_it_and_others_follow(tmp_path: Path) -> None:
-    small = LmdbStore(tmp_path / "cache", max_bytes=1 << 18, is_durable=False)
+    small = open_lmdb(tmp_path / "cache", max_bytes=1 << 18, is_durable=False)
     small.put(b"a", encode(GULL))
     view = decode(small.get(b"a"))
 
     def work(pipe: Any) -> None:
-        pipe.send(fill(LmdbStore(tmp_path / "cache", max_bytes=1 << 24, is_durable=False), 50))
+        pipe.send(fill(open_lmdb(tmp_path / "cache", max_bytes=1 << 24, is_durable=False), 50))
 
     child, pipe = run_in_child(work)
     taken = pipe.recv()
@@ -388,7 +391,7 @@ def test_one_who_asks_for_more_gets_it_and_others_follow(tmp_path: Path) -> None
 
 
 def test_a_killed_reader_does_not_hold_space_for_long(tmp_path: Path) -> None:
-    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 24, is_durable=False)
+    store = open_lmdb(tmp_path / "cache", max_bytes=1 << 24, is_durable=False)
     store.put(b"a", encode(GULL))
 
     def work(pipe: Any) -> None:
@@ -403,45 +406,44 @@ def test_a_killed_reader_does_not_hold_space_for_long(tmp_path: Path) -> None:
         child.join()
     store.close()
     assert fill(store, 30) == list(range(30))
-    assert store._opened is not None
-    assert store._opened._env.reader_check() == 0
+    assert store.store._environment._env.reader_check() == 0
 
 
 def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    store = LmdbStore(folder)
+    store = open_lmdb(folder)
     store.put(b"a", [b"heron"])
     (folder / "METADATA").write_text('{"format": 99, "layout": "lmdb"}')
     rejected = "cache of format 99 and layout 'lmdb'. This version of kdpipes reads format 3.*another folder, or delete"
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.stats()):
         with pytest.raises(DataError, match=rejected):
-            call(LmdbStore(folder))
+            call(open_lmdb(folder))
     (folder / "METADATA").write_text("{")
     with pytest.raises(DataError, match="METADATA file is damaged"):
-        LmdbStore(folder).get(b"a")
+        open_lmdb(folder).get(b"a")
 
 
 def test_a_folder_that_holds_something_else_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "heron.jpg").touch()
     with pytest.raises(DataError, match=r"is not a cache, but holds 'heron.jpg'"):
-        LmdbStore(tmp_path).put(b"a", [b""])
+        open_lmdb(tmp_path).put(b"a", [b""])
     assert [path.name for path in tmp_path.iterdir()] == ["heron.jpg"]
 
 
 def test_a_file_that_was_cut_or_is_none_of_lmdb_is_rejected(tmp_path: Path) -> None:
     for number, damage in enumerate([lambda data: data[: len(data) // 2], lambda data: b"\1" * len(data)]):
         folder = tmp_path / str(number)
-        store = LmdbStore(folder, max_bytes=1 << 24)
+        store = open_lmdb(folder, max_bytes=1 << 24)
         fill(store, 20)
         store.close()
         data = folder / "data.mdb"
         data.write_bytes(damage(data.read_bytes()))
         with pytest.raises(DataError, match="Delete"):
-            LmdbStore(folder).get(b"1")
+            open_lmdb(folder).get(b"1")
 
 
 def test_a_file_that_grows_while_it_is_checked_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = LmdbStore(tmp_path / "cache", is_durable=False)
+    store = open_lmdb(tmp_path / "cache", is_durable=False)
     store.put(b"small", [b"x"])
     data, stat = tmp_path / "cache" / "data.mdb", Path.stat
     earlier = [stat(data)] * 2  # asked for: which file it is, and how large
@@ -462,27 +464,27 @@ def test_a_file_that_grows_while_it_is_checked_is_whole(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(("wrong", "error"), [(10, ValueError), ("1", TypeError), (True, TypeError)])
 def test_wrong_sizes_are_rejected(tmp_path: Path, wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="`max_bytes` must be an integer of at least 65536"):
-        LmdbStore(tmp_path, max_bytes=wrong)
+        open_lmdb(tmp_path, max_bytes=wrong)
 
 
 def test_a_url_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"`folder` must be a local folder.*`FileStore` takes URLs"):
-        LmdbStore("s3://bucket/cache")
+        open_lmdb("s3://bucket/cache")
 
 
 def test_a_kept_cache_is_opened_again_however_little_is_free(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = LmdbStore.in_memory(name, max_bytes=1 << 20, keep=True)
+    store = open_memory(name, max_bytes=1 << 20, keep=True)
     taken = fill(store, 40)
     del store
     gc.collect()
     monkeypatch.setattr(lmdb_store, "free_bytes", lambda folder: 1 << 18)
-    store = LmdbStore.in_memory(name, max_bytes=1 << 20)
+    store = open_memory(name, max_bytes=1 << 20)
     assert all_whole(store, taken)
 
 
 def test_a_folder_can_be_moved(tmp_path: Path) -> None:
-    store = LmdbStore(tmp_path / "cache", max_bytes=1 << 22)
+    store = open_lmdb(tmp_path / "cache", max_bytes=1 << 22)
     taken = fill(store, 5)
     store.close()
     (tmp_path / "cache").rename(tmp_path / "moved")
-    assert all_whole(LmdbStore(tmp_path / "moved"), taken)
+    assert all_whole(open_lmdb(tmp_path / "moved"), taken)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import redis
 
-from kdpipes.cache import redis_store
-from kdpipes.cache.redis_store import RedisStore
 from kdpipes.storage.codec import DamagedError, decode, encode
+from tests.cache.entries import open_redis
 
 Server = Any  # of conftest
 
@@ -35,27 +34,27 @@ def test_only_keys_of_the_namespace_are_touched(redis_server: Server, namespace:
     client.set(f"{namespace}-other:a", b"theirs")
     client.set("a", b"theirs")
     before = redis_server.names()
-    store = RedisStore(redis_server.url, namespace)
+    store = open_redis(redis_server.url, namespace)
     store.put(b"a", [b"heron"])
     store.put(b"b", [b"gull"])
     store.put(b"\0\xff", [b"stork"])
     assert redis_server.names() - before == {namespace.encode() + name for name in (b":a", b":b", b":\0\xff")}
     assert store.stats()[2:4] == (14, 3)
-    assert RedisStore(redis_server.url, f"{namespace}-x").get(b"a") is None
+    assert open_redis(redis_server.url, f"{namespace}-x").get(b"a") is None
     store.close()
     assert redis_server.names() >= before
 
 
 def test_entries_go_when_their_time_is_over(redis_server: Server, namespace: str, client: Any) -> None:
-    RedisStore(redis_server.url, namespace, ttl_s=90).put(b"a", [b"heron"])
-    RedisStore(redis_server.url, namespace, ttl_s=90).put(b"a", [b"heron"], replace=True)
-    RedisStore(redis_server.url, namespace).put(b"b", [b"heron"])
+    open_redis(redis_server.url, namespace, ttl_s=90).put(b"a", [b"heron"])
+    open_redis(redis_server.url, namespace, ttl_s=90).put(b"a", [b"heron"], replace=True)
+    open_redis(redis_server.url, namespace).put(b"b", [b"heron"])
     assert 60_000 < client.pttl(f"{namespace}:a") <= 90_000
     assert client.pttl(f"{namespace}:b") == -1
 
 
 def test_a_missing_server_is_a_clear_error_without_the_password(namespace: str) -> None:
-    store = RedisStore("redis://user:secret@127.0.0.1:1/0", namespace)
+    store = open_redis("redis://user:secret@127.0.0.1:1/0", namespace)
     for call in (lambda: store.get(b"a"), lambda: store.put(b"a", [b""]), store.stats, lambda: store.contains(b"a")):
         with pytest.raises(
             ConnectionError, match=r"server at 127\.0\.0\.1:1 cannot be reached.*\"go_on\""
@@ -65,7 +64,7 @@ def test_a_missing_server_is_a_clear_error_without_the_password(namespace: str) 
 
 
 def test_a_server_that_is_away_is_gone_without_on_request(namespace: str, warned_once: Callable[[str], Any]) -> None:
-    store = RedisStore("redis://127.0.0.1:1/0", namespace, on_unreachable="go_on")
+    store = open_redis("redis://127.0.0.1:1/0", namespace, on_unreachable="go_on")
     with warned_once("cannot be reached.*as if there were no cache, until it is back"):
         for _ in range(2):
             assert store.get(b"a") is None
@@ -78,8 +77,8 @@ def test_a_server_that_is_away_is_gone_without_on_request(namespace: str, warned
 def test_a_server_that_is_restarted_in_an_epoch_is_used_again(
     server: Server, namespace: str, on_unreachable: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_store, "_PAUSE_S", 0.0)
-    store = RedisStore(server.url, namespace, on_unreachable=on_unreachable)
+    monkeypatch.setattr("kdpipes.cache.store._PAUSE_S", 0.0)
+    store = open_redis(server.url, namespace, on_unreachable=on_unreachable)
     assert store.put(b"a", encode(np.arange(1000)))
     server.stop()
     server.start()
@@ -98,7 +97,7 @@ def test_a_server_that_is_restarted_in_an_epoch_is_used_again(
 
 
 def test_a_server_that_is_away_is_not_asked_all_the_time(server: Server, namespace: str) -> None:
-    store = RedisStore(server.url, namespace, on_unreachable="go_on")
+    store = open_redis(server.url, namespace, on_unreachable="go_on")
     server.stop()
     with pytest.warns(UserWarning, match="until it is back"):
         assert store.get(b"a") is None
@@ -111,7 +110,7 @@ def test_a_server_that_is_away_is_not_asked_all_the_time(server: Server, namespa
 def test_a_full_server_takes_no_more_and_keeps_what_it_has(
     server: Server, namespace: str, warned_once: Callable[[str], Any]
 ) -> None:
-    store = RedisStore(server.url, namespace)
+    store = open_redis(server.url, namespace)
     store.put(b"a", [b"heron"])
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", 1)
@@ -122,7 +121,7 @@ def test_a_full_server_takes_no_more_and_keeps_what_it_has(
 
 
 def test_a_damaged_entry_heals(redis_server: Server, namespace: str, client: Any) -> None:
-    store = RedisStore(redis_server.url, namespace)
+    store = open_redis(redis_server.url, namespace)
     store.put(b"a", encode(np.arange(100)))
     client.setrange(f"{namespace}:a", 100, b"\xff")
     with pytest.raises(DamagedError):
@@ -132,7 +131,7 @@ def test_a_damaged_entry_heals(redis_server: Server, namespace: str, client: Any
 
 
 def test_entries_that_are_too_long_are_neither_kept_nor_read(redis_server: Server, namespace: str, client: Any) -> None:
-    store = RedisStore(redis_server.url, namespace, max_value_bytes=1000)
+    store = open_redis(redis_server.url, namespace, max_value_bytes=1000)
     assert store.put(b"a", [bytes(1000)])
     with pytest.raises(ValueError, match=r"has 1,001 bytes, .* keeps at most 1,000 bytes"):
         store.put(b"b", [bytes(1001)])
@@ -148,7 +147,7 @@ def test_a_wrong_password_is_no_absence(server: Server, namespace: str) -> None:
     with redis.Redis.from_url(server.url) as client:
         client.config_set("requirepass", "right")
     for url in (server.url, server.url.replace("//", "//:secret@")):
-        store = RedisStore(url, namespace, on_unreachable="go_on")
+        store = open_redis(url, namespace, on_unreachable="go_on")
         with pytest.raises(PermissionError, match=r"server at 127\.0\.0\.1:\d+ rejected the login") as rejection:
             store.get(b"a")
         assert "secret" not in str(rejection.value)
@@ -169,10 +168,10 @@ def test_a_wrong_password_is_no_absence(server: Server, namespace: str) -> None:
 )
 def test_wrong_arguments_are_rejected(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RedisStore(*arguments, **options)
+        open_redis(*arguments, **options)
 
 
 def test_a_missing_redis_is_said_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(ImportError, match=r'pip install "kdpipes\[redis\]"'):
-        RedisStore("redis://host", "a")
+        open_redis("redis://host", "a")

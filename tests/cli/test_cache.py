@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import kdpipes as kdp
-from kdpipes.cache.file_store import FileStore
+from kdpipes.cache.file_store import path_of
 from kdpipes.cache.open_cache import check_cache, clear_cache, look_at_cache, named_caches
 from kdpipes.core import progress
 from tests.faulty_storage import faulty_storage
@@ -70,7 +70,7 @@ def test_damaged_entries_are_counted_and_end_with_status_1(places: list[str], ru
 
 def test_what_needs_no_source_is_healed(places: list[str], run: Any) -> None:
     files = places[1]
-    path = Path(FileStore(files).place_of(b"\0contents").strip("'"))
+    path = Path(files, path_of(b"\0contents"))
     path.write_bytes(path.read_bytes()[:-5])
     assert run("cache", "verify", files) == (0, f"{files}: 4 entries, 1 damaged, 1 of them healed\n", "")
     assert run("cache", "verify", files, "--json").json() == [{"place": files, **check_cache(files)._asdict()}]

@@ -1,4 +1,4 @@
-"""`plot_classes` and `draw`: figures as SVG, of classes and of the graph."""
+"""`plot_classes`: a figure as SVG."""
 
 from __future__ import annotations
 
@@ -82,22 +82,6 @@ def test_a_figure_is_saved_as_a_file_of_its_own(tmp_path: Path) -> None:
     assert ElementTree.parse(tmp_path / "classes.svg").getroot().tag == f"{SVG}svg"
     with pytest.raises(ValueError, match=r"`path` must be a path that ends with \.svg"):
         figure.save(tmp_path / "classes.png")
-
-
-def test_a_graph_has_boxes_for_pipes_and_arrows_for_sources() -> None:
-    one, two = IterableWrapper(range(3)).fork(2)
-    pipe = one.map(str).zip(two.map(abs)).to_samples(fields="x <y>").deal(batch_size=2)
-    svg = kdp.draw(pipe).svg
-    root = ElementTree.fromstring(svg)
-    assert len(list(root.iter(f"{SVG}g"))) == 9
-    assert svg.count('fill="none" stroke="#999"') == 9
-    assert "fields='x <y>'" in texts(kdp.draw(pipe))
-    frames = [next(iter(box.iter(f"{SVG}rect"))).attrib for box in root.iter(f"{SVG}g")]
-    places = [(float(frame["x"]), float(frame["y"])) for frame in frames]
-    assert len({y for _, y in places}) == 7
-    for x, y in places:
-        assert all(abs(x - other) >= 250 for other, level in places if level == y and other != x)
-        assert places.count((x, y)) == 1
 
 
 def test_names_that_are_no_utf_8_or_xml_are_written_out(tmp_path: Path) -> None:

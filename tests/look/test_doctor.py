@@ -512,3 +512,21 @@ def test_it_puts_nothing_into_quarantine(tmp_path: Path, num_workers: int) -> No
     assert not path.exists()
     assert sum(map(len, chain)) == 15
     assert path.exists(), "what runs does"
+
+
+def test_a_rule_of_a_user_sees_pipes_and_the_batch() -> None:
+    chain = kdp.from_dataset([(0.5, 0), (1.5, 1)]).select("x y").deal(batch_size=2)
+
+    @kdp.doctor_rule("own-rule", "warning", needs_batch=True)
+    def own_rule(chain: Any) -> Iterator[Any]:
+        yield chain.pipes[-1].name, f"{chain.pipes[-1].arguments} {chain.batch}", "Why.", "Fix."
+
+    (finding,) = kdp.doctor(chain, measure=False).findings
+    assert finding == ("own-rule", "warning", "deal", "('batch_size=2',) [(0.5, 0), (1.5, 1)]", "Why.", "Fix.")
+    kdp.doctor_rule("own-rule", "hint")(lambda chain: ["text"])
+    with pytest.raises(TypeError, match=r"rule 'own-rule' must yield \(pipe, what, why, fix\), not 'text'"):
+        kdp.doctor(chain, measure=False)
+    kdp.doctor_rule("own-rule", "hint")(lambda chain: [])
+    assert kdp.doctor(chain, measure=False).findings == ()
+    with pytest.raises(ValueError, match="`code` must be a name that no rule of kdpipes has"):
+        kdp.doctor_rule("weak-shuffle", "hint")

@@ -442,26 +442,13 @@ def large(x: int) -> bytes:
     return bytes(100_000)
 
 
-@pytest.mark.filterwarnings("ignore:The cache in .* is full:UserWarning")
+@pytest.mark.filterwarnings("ignore:The cache in .* it is full:UserWarning")
 def test_a_cache_that_holds_nothing_is_found() -> None:
     for chain in (numbers().cache_in_memory(), numbers().transform("x", large).cache_in_memory(max_bytes=65536)):
         (finding,) = findings(chain.select("x").deal(batch_size=8))
         assert (finding.code, finding.severity, finding.pipe) == ("empty-cache", "warning", "cache_in_memory")
         assert "before it" in finding.fix
     assert found(numbers().transform("x", float).cache_in_memory().select("x").deal(batch_size=8)) == []
-
-
-def a_kilobyte(x: int) -> bytes:
-    return bytes(1000)
-
-
-def test_a_cache_without_room_for_its_small_values_is_found() -> None:
-    source = kdp.from_dataset([(number, 0) for number in range(200)]).transform("x", a_kilobyte)
-    (finding,) = findings(source.cache_in_memory(max_bytes=210_000).select("x").deal(batch_size=16))
-    assert (finding.code, finding.severity, finding.pipe) == ("small-cache", "warning", "cache_in_memory")
-    assert "small values take" in finding.why
-    for cached in (source.cache_in_memory(), source.take_percent(to_percent=0.1).cache_in_memory(max_bytes=210_000)):
-        assert found(cached.select("x").deal(batch_size=16)) == []
 
 
 def test_remote_shards_that_are_read_twice_are_found(tmp_path: Path) -> None:

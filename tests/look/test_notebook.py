@@ -123,7 +123,7 @@ def test_a_chain_is_drawn_and_a_stock_pipe_is_left_alone(kernel: Kernel, photo_f
     ended = kernel.run("kdp.from_dataset([(1, 0)]).deal(batch_size=1).shuffle()")
     assert ended["html"] == ""
     assert "<img" in kernel.run("photos.decode_images().peek(2)")["html"]
-    assert kernel.run("kdp.draw(photos)")["svg"].startswith("<svg")
+    assert kernel.run("kdp.plot_classes(photos)")["svg"].startswith("<svg")
 
 
 def test_tab_completes_the_pipes_that_a_chain_can_take(kernel: Kernel) -> None:

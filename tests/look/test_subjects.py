@@ -40,7 +40,7 @@ def test_views_of_chains_and_loaders_agree_and_advance_nothing(photos: Any) -> N
     expected = [y.tolist() for _, y in dealt(photos).collate_samples()]
     with kdp.Loader(chain, num_workers=1) as loader:
         before = loader.state_dict(), random.getstate()
-        for view in (kdp.draw, kdp.plot_classes, lambda subject: kdp.doctor(subject, measure=False)):
+        for view in (kdp.plot_classes, lambda subject: kdp.doctor(subject, measure=False)):
             assert len({repr(view(subject)) for subject in (chain, loader, DataLoader(chain, batch_size=None))}) == 1
         for picture in (kdp.show_batch, replay_grid):
             assert picture(loader).tobytes() == picture(chain).tobytes()
@@ -51,10 +51,7 @@ def test_views_of_chains_and_loaders_agree_and_advance_nothing(photos: Any) -> N
 @pytest.mark.parametrize(
     ("name", "subject", "words"),
     [
-        *(
-            (name, [1], rf"is a list .* `kdp\.{name}\(chain\)`")
-            for name in ("doctor", "draw", "plot_classes", "profile")
-        ),
+        *((name, [1], rf"is a list .* `kdp\.{name}\(chain\)`") for name in ("doctor", "plot_classes", "profile")),
         ("profile", kdp.Loader(kdp.from_dataset([1], "x").deal(batch_size=1)), r"profile=True.*`kdp\.profile\(pipe\)`"),
         ("show_batch", kdp.from_dataset([], "x"), r"yields nothing\. Look at `len\(pipe\)`"),
     ],

@@ -117,7 +117,7 @@ def mistakes(indexed: MapChain, stream: IterChain) -> None:
     indexed.transform("x", kdp.Resize(8, interpolation="lanczos"))  # type: ignore[arg-type]
     stream.mixup(num_classes="3")  # type: ignore[arg-type]
     stream.cutmix(1.0, 3)  # type: ignore[call-arg]
-    indexed.cache_in_memory(verify="sometimes")  # type: ignore[arg-type]
+    indexed.cache_in_memory(keep="sometimes")  # type: ignore[arg-type]
     indexed.cache_on_disk()  # type: ignore[call-arg]
     stream.cache_in_redis("redis://localhost", ttl="1h")  # type: ignore[call-arg]
     indexed.deal(batch_size=64, uneven="ignore")  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes.cache.cache import Cacher, is_cached
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError
 from kdpipes.core.iter_pipe import IterPipe
@@ -25,12 +24,10 @@ from kdpipes.look.doctor.rules import (
     Facts,
     Wrong,
     contents,
-    num_different,
     rule,
     samples_of,
     selector_in,
 )
-from kdpipes.look.rendering import bytes_text
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
 from kdpipes.storage.images import open_image
 from kdpipes.storage.tar import DottedKeys
@@ -43,9 +40,7 @@ _log = logger("kdpipes")
 _LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}
 _MASK = re.compile("mask|segm|label_?map|annotation|trimap", re.IGNORECASE)
 _NUM_PROBED = 16  # images whose headers are read
-_LEAST = 4  # equal values that are not a coincidence; entries of a cache from which its size is estimated
-_BASE_BYTES = 32 << 10  # of an LMDB file, for pages that do not grow with the entries
-_CLEARLY = 1.5  # the size of few entries is a rough estimate
+_LEAST = 4  # equal values that are not a coincidence
 
 
 def _columns(chain: Chain, batch: Any) -> list[tuple[str, Sequence[Any]]]:
@@ -240,30 +235,6 @@ def unindexed_shards(chain: Chain, facts: Facts) -> Iterator[Wrong]:
                 f"The remote shard {masked(urls[0])!r} has no index.",
                 "To open the chain reads all bytes of such shards, and to read their samples does so again.",
                 'Run `kdpipes index` on them once; or pass `fetch="shards"`, which copies them first.',
-            )
-
-
-@rule("small-cache", "warning", runs_chain=True)
-def small_cache(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """The entries of one batch show that the cache cannot hold all samples."""
-    for node in chain:
-        if not isinstance(node.operation, Cacher) or not isinstance(node.pipe, MapPipe):
-            continue
-        found, limit = node.operation.store.stats(), node.operation.store.limit()
-        sample = next(samples_of(node.upstream[0].pipe), None)
-        if limit is None or sample is None or found.entries < _LEAST:
-            continue
-        num_fields = sum(is_cached(value) for value in sample.scope().values())
-        room = max(found.bytes - _BASE_BYTES, 0) / found.entries
-        needed = room * num_fields * (num_different(node.pipe) or 0)
-        if needed > _CLEARLY * limit:
-            yield (
-                node.name,
-                f"`.{node.name}()` has room for {bytes_text(limit)}, but all samples take about {bytes_text(needed)}: "
-                f"{bytes_text(room)} for each value.",
-                "The rest is loaded again in every epoch. LMDB keeps pages of 4 KiB, so small values take "
-                "several times their size.",
-                "Pass a larger `max_bytes`; or join small fields into one before the cache.",
             )
 
 

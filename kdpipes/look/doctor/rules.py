@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain, Node
+from kdpipes.core.errors import check_choice, must_be
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
 from kdpipes.core.map_pipe import MapPipe
@@ -21,6 +22,7 @@ from kdpipes.core.messages import logger
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.torch_pipes import IterDataPipe, ShardingFilter, Shuffler
+from kdpipes.look.show import NodeView, views_of
 from kdpipes.work.fields import Selector
 
 Severity = Literal["error", "warning", "hint"]
@@ -71,6 +73,7 @@ class Facts:
 
 Wrong = tuple[str, str, str, str]  # the name of a pipe, what there is, why that is bad, and what to do
 Check = Callable[[Chain, Facts], Iterator[Wrong]]
+OwnCheck = Callable[["ChainView"], Iterable[Wrong]]
 
 
 class Rule(NamedTuple):
@@ -80,6 +83,7 @@ class Rule(NamedTuple):
     severity: Severity
     runs_chain: bool
     check: Check
+    is_own: bool = False  # not one of kdpipes
 
     def findings(self, chain: Chain, facts: Facts) -> Iterator[Finding]:
         """Yield the findings about a chain."""
@@ -95,6 +99,63 @@ def rule(code: str, severity: Severity, *, runs_chain: bool = False) -> Callable
     def registered(check: Check) -> Check:
         RULES.append(Rule(code, severity, runs_chain, check))
         return check
+
+    return registered
+
+
+class ChainView(NamedTuple):
+    """What a rule of your own may look at.
+
+    Args:
+        pipes: The pipes, each after those upstream of it, with `name`, `arguments` (as text), `stage` ("source",
+            "plan", "work", "cache" or "delivery"), `traits` and `length` (None if it is unknown).
+        batch: The first batch; None for a rule without `needs_batch`.
+        num_workers: The number of workers that the chain will have.
+    """
+
+    pipes: tuple[NodeView, ...]
+    batch: Any
+    num_workers: int
+
+
+def doctor_rule(code: str, severity: Severity, *, needs_batch: bool = False) -> Callable[[OwnCheck], OwnCheck]:
+    """Make a function a rule of `kdp.doctor` and `kdpipes doctor`, in this process.
+
+    The function takes a `ChainView` and yields `(pipe, what, why, fix)`: the name of a pipe, and three sentences that
+    say what was found, why that is bad, and what to do. It yields nothing if all is well.
+
+    Args:
+        code: The kind of the finding, in a few words, such as "small-batches". A rule of the same code is replaced.
+        severity: "error" if the data or the run is wrong, "warning" if they may be, "hint" for an improvement.
+        needs_batch: Whether the rule needs the first batch. It is not called if the chain yields none.
+
+    Raises:
+        ValueError: A rule of kdpipes has this code.
+
+    Example:
+        >>> @kdp.doctor_rule("few-workers", "hint")
+        ... def few_workers(chain):
+        ...     if chain.num_workers < 2:
+        ...         yield chain.pipes[-1].name, "There is one worker.", "It is slow.", "Use two."
+        >>> print(kdp.doctor(kdp.from_ids([1]).deal(1), measure=False, num_workers=1))
+        hint: few-workers (deal): There is one worker. It is slow.
+            Use two.
+    """
+    check_choice("severity", severity, ("error", "warning", "hint"))
+    if any(each.code == code and not each.is_own for each in RULES):
+        raise ValueError(must_be("code", "a name that no rule of kdpipes has", code))
+
+    def registered(function: OwnCheck) -> OwnCheck:
+        def check(chain: Chain, facts: Facts) -> Iterator[Wrong]:
+            views = tuple(views_of(chain.end.pipe, find_out=False))
+            for found in function(ChainView(views, facts.batch, facts.num_workers)):
+                if not isinstance(found, tuple) or len(found) != 4 or not all(isinstance(text, str) for text in found):
+                    raise TypeError(f"The doctor's rule {code!r} must yield (pipe, what, why, fix), not {found!r}.")
+                yield found
+
+        RULES[:] = [each for each in RULES if each.code != code]
+        RULES.append(Rule(code, severity, needs_batch, check, is_own=True))
+        return function
 
     return registered
 
