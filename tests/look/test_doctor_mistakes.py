@@ -442,7 +442,7 @@ def large(x: int) -> bytes:
     return bytes(100_000)
 
 
-@pytest.mark.filterwarnings("ignore:The cache in .* it is full:UserWarning")
+@pytest.mark.filterwarnings("ignore:The cache in .*it is full:UserWarning")
 def test_a_cache_that_holds_nothing_is_found() -> None:
     for chain in (numbers().cache_in_memory(), numbers().transform("x", large).cache_in_memory(max_bytes=65536)):
         (finding,) = findings(chain.select("x").deal(batch_size=8))
