@@ -252,7 +252,7 @@ assert "torchdata" in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("name", ["write_shards", "write_records", "split", "draw", "Loader", "profile", "doctor"])
+@pytest.mark.parametrize("name", ["write_shards", "write_records", "split", "Loader", "profile", "doctor"])
 def test_functions_that_are_called_like_pipes_say_so(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"It is a function: `kdp\.{name}\(chain, \.\.\.\)`"):
         getattr(kdp.from_dataset([1], "x"), name)

@@ -178,7 +178,13 @@ class Cacher(Operation):
             is_damaged = True
         except PickledError:
             is_damaged = True
-            self._warn_of_pickle(sample, name)
+            if not self._has_warned:
+                self._has_warned = True
+                warn(
+                    f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. Pickles are not loaded: "
+                    "such samples are read from the source instead. If you trust everyone who can write to the cache, "
+                    "pass `allow_pickle=True`.",
+                )
         # A frozen key depends on the sample alone. If it depended on the delivery, fields could be inconsistent.
         position = int.from_bytes(base[:7], "little")
         frozen = sample.using_key(SampleKey(position=position, is_early=True)) if self.freezes else nullcontext()
@@ -234,15 +240,6 @@ class Cacher(Operation):
             bytes_as_views=self._bytes_as_views,
             key=bound_to(key) if is_checked else b"",
         )
-
-    def _warn_of_pickle(self, sample: Sample, name: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warn(
-                f"The cache holds a pickle for field {name!r} of sample {sample.key!r}. Pickles are not loaded: such "
-                "samples are read from the source instead. If you trust everyone who can write to the cache, pass "
-                "`allow_pickle=True`.",
-            )
 
 
 class _Entry(NamedTuple):

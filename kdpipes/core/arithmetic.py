@@ -410,7 +410,11 @@ class Permutation:
         self._size = size
         self._side = np.uint64(math.isqrt(max(size - 1, 0)) + 1)
         self._keys = words
-        self._order = self._sorted() if size <= self._SORTED_UP_TO else None
+        self._order: NDArray[np.int64] | None = None
+        if size <= self._SORTED_UP_TO:
+            generator = np.random.Generator(np.random.Philox(key=words[:2]))
+            drawn = generator.integers(0, 1 << 63, size=size)
+            self._order = np.argsort(drawn, kind="stable").astype(np.int64)
 
     def __len__(self) -> int:
         return self._size
@@ -426,10 +430,6 @@ class Permutation:
             image[outside] = self._network(image[outside])
             outside = outside[image[outside] >= self._size]
         return image.astype(np.int64).reshape(wanted.shape)
-
-    def _sorted(self) -> NDArray[np.int64]:
-        generator = np.random.Generator(np.random.Philox(key=self._keys[:2]))
-        return np.argsort(generator.integers(0, 1 << 63, size=self._size), kind="stable").astype(np.int64)
 
     def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = np.divmod(values, self._side)

@@ -78,7 +78,10 @@ def shown_value(value: Any, depth: int = 0) -> str:
         return _shortened(str(value))
     if isinstance(value, np.ndarray | torch.Tensor):
         return f"<{str(value.dtype).removeprefix('torch.')} {list(value.shape)}>"
-    if isinstance(value, list | tuple | Set | Mapping) or _is_of_library(value):
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
+    # Lists of a library, such as OmegaConf's, are shown; a user's sequence may be a large dataset.
+    is_of_library = is_sequence and not is_users_module(type(value).__module__)
+    if isinstance(value, list | tuple | Set | Mapping) or is_of_library:
         return _collection(value, depth)
     if isinstance(value, type):
         return value.__name__
@@ -90,12 +93,6 @@ def shown_value(value: Any, depth: int = 0) -> str:
     kind: Any = type(value)
     name = kind.call if isinstance(kind, _Called) and isinstance(kind.call, str) else kind.__name__
     return _shortened(f"{name}({', '.join(arguments)})")
-
-
-def _is_of_library(value: Any) -> bool:
-    """Return whether a value is a library's sequence, such as OmegaConf's lists. A user's may be a large dataset."""
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
-    return is_sequence and not is_users_module(type(value).__module__)
 
 
 def _shortened(text: str, longest: int = _LONGEST) -> str:

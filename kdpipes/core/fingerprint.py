@@ -317,7 +317,14 @@ class _Hasher:
         elif isinstance(value, PackedStrings):
             yield from value.arrays()
         elif isinstance(value, torch.Tensor):
-            yield from _tensor_parts(value)
+            yield from (str(value.dtype), tuple(value.shape))
+            if value.layout == torch.strided:
+                plain = value.detach().cpu().resolve_conj().resolve_neg()
+                # As bytes, because NumPy lacks some dtypes of torch.
+                yield plain.contiguous().reshape(-1).view(torch.uint8).numpy()
+            else:
+                sparse = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+                yield from (str(value.layout), sparse.indices(), sparse.values())
         elif isinstance(value, np.ndarray):
             yield from (value.shape, value.reshape(-1)[: self._most].tolist())
         elif isinstance(value, np.generic):
@@ -420,17 +427,6 @@ def _blocks_of(array: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
     how: Any = {"flags": ["external_loop", "buffered"], "op_flags": [["readonly", "contig"]], "order": "C"}
     blocks: Any = np.nditer(array, buffersize=_BLOCK, **how)
     yield from (block.view(np.uint8) for block in blocks)
-
-
-def _tensor_parts(tensor: torch.Tensor) -> Iterator[Any]:
-    yield from (str(tensor.dtype), tuple(tensor.shape))
-    if tensor.layout == torch.strided:
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        # As bytes, because NumPy lacks some dtypes of torch.
-        yield plain.contiguous().reshape(-1).view(torch.uint8).numpy()
-    else:
-        sparse = tensor.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
-        yield from (str(tensor.layout), sparse.indices(), sparse.values())
 
 
 def settled_attributes(value: Any) -> dict[str, Any]:

@@ -78,8 +78,12 @@ def find_handles(value: Any) -> Iterator[Held]:
     for reached in reached_from(value, follows_code=False):
         part = reached.value
         if isinstance(part, generators):
-            if any(_is_data(holder.value) for holder in _holders_of(reached)):
-                yield Held(reached.name, type(part).__name__, is_random=True)
+            # Nobody seeds the generators of a dataset, or of a source that a user wrote.
+            for holder in (each.value for each in _holders_of(reached)):
+                is_source = isinstance(holder, Pipe) and is_users(type(holder)) and holder.traits.role == "source"
+                if is_source or isinstance(holder, Shared):
+                    yield Held(reached.name, type(part).__name__, is_random=True)
+                    break
         elif (isinstance(part, connections) or _is_open(part)) and _is_of_user(reached):
             yield Held(reached.name, type(part).__name__, is_random=False)
 
@@ -89,12 +93,6 @@ def _holders_of(reached: Reached) -> Iterator[Reached]:
     while reached.holder is not None:
         reached = reached.holder
         yield reached
-
-
-def _is_data(value: Any) -> bool:
-    """Return whether a value is a source that a user wrote, or holds a dataset, whose generators nobody seeds."""
-    is_source = isinstance(value, Pipe) and is_users(type(value)) and value.traits.role == "source"
-    return is_source or isinstance(value, Shared)
 
 
 def _is_of_user(reached: Reached) -> bool:

@@ -159,7 +159,11 @@ class MapPipe(Pipe, MapChain):
             if isinstance(index, slice):
                 return self.pick(range(len(self))[index])
             if getattr(index, "dtype", None) in (bool, torch.bool):
-                return self.pick(_places_of(index, len(self)))
+                mask = np.asarray(index)
+                if mask.shape != (len(self),):
+                    rule = f"A mask must have one entry for each of {len(self)} samples"
+                    raise IndexError(f"{rule}, but its shape is {mask.shape}.")
+                return self.pick(np.flatnonzero(mask))
             if (is_sequence(index) and not isinstance(index, tuple)) or bool(getattr(index, "ndim", 0)):
                 return self.pick(index)
             if isinstance(index, bool) or not hasattr(index, "__index__"):
@@ -383,15 +387,6 @@ def _note_read(pipe: MapPipe, position: int) -> None:
     reads.note(position)
 
 
-def _places_of(mask: Any, size: int) -> NDArray[Any]:
-    """Return the positions where a mask is True."""
-    if tuple(mask.shape) != (size,):
-        raise IndexError(
-            f"A mask must have one entry for each of {size} samples, but its shape is {tuple(mask.shape)}."
-        )
-    return np.flatnonzero(np.asarray(mask))
-
-
 def is_key(name: str, fields: Container[str]) -> bool:
     """Return whether the column `name` holds the keys of the samples."""
     return name == "key" and name not in fields
@@ -405,10 +400,13 @@ def as_column(values: Any) -> NDArray[Any]:
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return values
     arrays = torch.Tensor | np.ndarray
-    values = [value.item() if isinstance(value, arrays) and _is_scalar(value) else value for value in values]
+    is_scalar = [isinstance(value, arrays) and value.ndim == 0 and value is not np.ma.masked for value in values]
+    values = [value.item() if scalar else value for value, scalar in zip(values, is_scalar, strict=True)]
     kinds = {type(value) for value in values}
     if any(issubclass(kind, Enum) for kind in kinds):  # NumPy would cut off the texts of text enums
-        values = [_without_enum(value) for value in values]
+        values = [
+            value.value if isinstance(value, Enum) and isinstance(value, str | int) else value for value in values
+        ]
         kinds = {type(value) for value in values}
     is_text = all(issubclass(kind, str) for kind in kinds) and not any(value[-1:] == "\0" for value in values)
     if is_text or all(issubclass(kind, Number | np.generic) for kind in kinds):
@@ -417,14 +415,6 @@ def as_column(values: Any) -> NDArray[Any]:
     for place, value in enumerate(values):  # NumPy would take apart lists and arrays of equal length
         column[place] = value
     return column
-
-
-def _without_enum(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) and isinstance(value, str | int) else value
-
-
-def _is_scalar(value: Any) -> bool:
-    return value.ndim == 0 and value is not np.ma.masked
 
 
 def number_array(values: Sequence[Any]) -> NDArray[Any]:

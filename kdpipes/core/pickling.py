@@ -23,10 +23,6 @@ def _restore_code(filename: str, make: Callable[..., CodeType], args: tuple[Any,
     return make(*args).replace(co_filename=filename)
 
 
-def _reduce_cached_property(each: cached_property[Any]) -> tuple[Any, ...]:
-    return _restore_cached_property, (each.func, each.attrname)
-
-
 def _restore_cached_property(function: Callable[[Any], Any], name: str) -> cached_property[Any]:
     restored = cached_property(function)
     restored.__set_name__(object, name)
@@ -40,7 +36,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries
     """
 
     dispatch_table = ChainMap(
-        {CodeType: _reduce_code, cached_property: _reduce_cached_property}, cloudpickle.Pickler.dispatch_table
+        {
+            CodeType: _reduce_code,
+            cached_property: lambda each: (_restore_cached_property, (each.func, each.attrname)),
+        },
+        cloudpickle.Pickler.dispatch_table,
     )
 
 

@@ -64,7 +64,11 @@ def calling_line() -> tuple[FrameType, int]:
     """Return the innermost frame of the user's code and its line; without such a frame, the outermost one."""
     # With None, different versions of Python skip different frames.
     frames = list(traceback.walk_stack(inspect.currentframe()))
-    return next((each for each in frames if not _is_library(each[0].f_code.co_filename)), frames[-1])
+    for frame, line in frames:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_OWN, *_STANDARD)) and "-packages" not in file:
+            return frame, line
+    return frames[-1]
 
 
 def _without_own_frames(error: BaseException) -> TracebackType | None:
@@ -95,7 +99,3 @@ def _are_own(entries: list[TracebackType]) -> Iterator[bool]:
         is_standard = file.startswith(_STANDARD) and "-packages" not in file
         is_own = (is_own and is_standard) or file.startswith(_OWN)
         yield is_own
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith((*_OWN, *_STANDARD)) or "-packages" in file

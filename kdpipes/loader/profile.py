@@ -289,7 +289,7 @@ class Probes:
         """Let the values that a pipe has promised count for it when they are made."""
         for column in block.fields.values():
             column.wrap(
-                lambda load, what: self._timed(load, place, what),
+                lambda load, what: None if type(load) is _Timed else _Timed(self, self.node(place, what), load),
                 lambda load, what: partial(self._column, self.node(place, what), load),
             )
         self.meters.here.meter.leave_out()
@@ -308,9 +308,6 @@ class Probes:
         row[2] += sum(size_of(value) for value, late in zip(values, made, strict=True) if late is value)
         meter.leave_out()
         return made
-
-    def _timed(self, load: Any, place: int, what: str) -> Any:
-        return None if type(load) is _Timed else _Timed(self, self.node(place, what), load)
 
     def late(self, value: Any, node: int) -> Any:
         """Return a value whose work is not done yet as one that is measured when it is."""

@@ -73,12 +73,15 @@ class Peek:
 
         names = dict.fromkeys(name for row in self._rows for name in row)
         columns = sorted(names, key=lambda name: name == "ctx")  # which comes last
-        cells = [[self._cell(name, row[name]) if name in row else None for name in columns] for row in self._rows]
+        cells: list[list[Any]] = []
+        for row in self._rows:
+            cells.append([None] * len(columns))
+            for place, name in enumerate(columns):
+                if name in row:
+                    images = [_thumbnail(image) for image in self._images(row[name])]
+                    text = self._shown(name, row[name])
+                    cells[-1][place] = {"images": list(filter(None, images)), "text": text}
         return render("peek", columns, cells)
-
-    def _cell(self, name: str, value: Any) -> dict[str, Any]:
-        images = [_thumbnail(image) for image in self._images(value)]
-        return {"images": list(filter(None, images)), "text": self._shown(name, value)}
 
     def _images(self, value: Any) -> list[Any]:
         """Return the images of a field: itself, its views, or the first ones of a batch."""

@@ -59,7 +59,8 @@ class PerClassTakerMapDataPipe(PlanPipe):
         self._choice_seed = None if seed is None else check_seed(seed)
 
     def plan(self, epoch: int) -> NDArray[Any]:
-        return take_per_class(labels_of(self.source, "take_per_class"), self._number_of, self._choice_seed)
-
-    def _number_of(self, size: int) -> int:
-        return math.ceil(size * self._share) if self._share is not None else min(self._num_samples or 0, size)
+        share, most = self._share, self._num_samples or 0
+        labels = labels_of(self.source, "take_per_class")
+        if share is None:
+            return take_per_class(labels, lambda size: min(most, size), self._choice_seed)
+        return take_per_class(labels, lambda size: math.ceil(size * share), self._choice_seed)

@@ -28,7 +28,7 @@ class FileReader:
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._ahead = RangeReader(read=_read_whole)
+        self._ahead = RangeReader(read=lambda span: read_url(span.url, size=span.version.size))
         self._habit = Habit()
         self.forget()
         forget_after_fork(self)
@@ -83,7 +83,3 @@ def _load(paths: list[str]) -> None:
 
 def _span(url: str, size: int) -> Span:
     return Span(url, 0, _GUESS if size < 0 else max(size, 1), Version(size, ""))
-
-
-def _read_whole(span: Span) -> bytes:
-    return read_url(span.url, size=span.version.size)

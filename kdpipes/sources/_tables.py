@@ -125,16 +125,15 @@ def files_of(table: Any, *, sep: str | None) -> list[str]:
     if not all(isinstance(part, str | os.PathLike) for part in parts):
         return []
     urls = matching_urls(expand_urls(table, param="table"))
-    files = [file for url in urls for file in (_in_folder(url) if _is_folder(url) else [url])]
+    files: list[str] = []
+    for url in urls:
+        is_folder = url != "" and Path(url).is_dir() if is_local(url) else url.endswith("/")
+        files += _in_folder(url) if is_folder else [url]
     strange = next((file for file in files if _suffix(file) not in _SUFFIXES and sep is None), None)
     if strange is not None:
         hint = "For files of text with other names, pass the delimiter: `sep=`. For a remote folder, add a `/`."
         raise ValueError(must_be("table", f"a file that ends in {', '.join(_SUFFIXES)}", strange, hint))
     return files
-
-
-def _is_folder(url: str) -> bool:
-    return url.endswith("/") if not is_local(url) else url != "" and Path(url).is_dir()
 
 
 def _in_folder(url: str) -> list[str]:
@@ -256,7 +255,10 @@ def _read_text(file: _File, *, texts: Collection[str], header: bool, delimiter: 
         column_types = {**dict.fromkeys(texts, pa.string()), **(types or {})}
         converting = pyarrow.csv.ConvertOptions(column_types=column_types)
         with file.unpacked() as opened:
-            lines = pa.BufferReader(_with_single_blanks(opened.read())) if delimiter == _BLANK else opened
+            lines = opened
+            if delimiter == _BLANK:
+                content = re.sub(rb"[ \t]+", b" ", opened.read())
+                lines = pa.BufferReader(re.sub(rb"(?m)^ | (?=\r?$)", b"", content))
             return pyarrow.csv.read_csv(lines, options, parsing, converting)
 
     block = None
@@ -275,11 +277,6 @@ def _read_text(file: _File, *, texts: Collection[str], header: bool, delimiter: 
     rows = _with_large_integers(lambda types: read({*texts, *empty}, block, types) if types else rows)
     columns = [_with_missing(column) for column in rows.columns]
     return pa.Table.from_arrays(columns, names=rows.column_names)
-
-
-def _with_single_blanks(content: bytes) -> bytes:
-    lines = re.sub(rb"[ \t]+", b" ", content)
-    return re.sub(rb"(?m)^ | (?=\r?$)", b"", lines)
 
 
 def _with_missing(column: Any) -> Any:

@@ -23,56 +23,37 @@ _ODD_KEYS = (b"\0", b"\xff" * 255, b"a/../b", b"*", "\u00e4 b\n".encode())
 _NUM_ENTRIES = 40
 
 
-def _key(text: str) -> bytes:
-    """Return a key that no other check uses."""
-    return f"{text} {secrets.token_hex(8)}".encode()
-
-
 def _content(store: CacheStore, key: bytes) -> bytes | None:
     content = store.get(key)
     return None if content is None else bytes(content)
 
 
-def returns_what_was_put(open_store: Open) -> None:
-    """An entry is found under its key, by every store of the same storage."""
+def keeps_entries(open_store: Open) -> None:
+    """An entry is found under its key, by every store of the same storage, until it is replaced or deleted."""
     store = open_store()
-    key = _key("entry")
+    key = secrets.token_bytes(20)
     require(store.get(key) is None and not store.contains(key), "`get` must return None for an unknown key.")
     for size in _SIZES:
-        key, content = _key("size"), np.random.default_rng(size).bytes(size)
+        key, content = secrets.token_bytes(20), np.random.default_rng(size).bytes(size)
         store.put(key, content, replace=False)
         require(_content(store, key) == content, f"An entry of {size:,} bytes comes back changed, or is missing.")
         require(_content(open_store(), key) == content, "Another store of the same storage does not have the entry.")
         require(store.contains(key), "`contains` must be True for an entry that was put.")
-
-
-def keeps_keys_apart(open_store: Open) -> None:
-    """Keys are any 1 to 255 bytes."""
-    store = open_store()
     for key in _ODD_KEYS:
         store.put(key, key[::-1], replace=True)
     for key in _ODD_KEYS:
         require(_content(store, key) == key[::-1], f"The entry of the key {key[:9]!r} is that of another key.")
         store.delete(key)
-
-
-def replaces_and_deletes(open_store: Open) -> None:
-    """An entry is replaced if asked, and is gone after it was deleted."""
-    store, key = open_store(), _key("replaced")
+    key = secrets.token_bytes(20)
     store.delete(key)
     for content in (b"first", b"second", b"third, which is longer"):
         store.put(key, content, replace=True)
         require(_content(store, key) == content, "`put(..., replace=True)` must replace the entry.")
     store.delete(key)
     require(store.get(key) is None and not store.contains(key), "`delete` must delete the entry.")
-
-
-def counts_entries(open_store: Open) -> None:
-    """`size` returns the number of entries, and at least their bytes."""
-    store = open_store()
     before, _ = store.size()
     for number in range(3):
-        store.put(_key("counted"), bytes(10_000 + number), replace=False)
+        store.put(secrets.token_bytes(20), bytes(10_000 + number), replace=False)
     after, num_bytes = store.size()
     require(after == before + 3, f"`size` counts {after - before} new entries after 3 were put.")
     require(num_bytes >= 30_000, f"`size` counts {num_bytes:,} bytes for 30,000 bytes of entries.")
@@ -80,7 +61,7 @@ def counts_entries(open_store: Open) -> None:
 
 def opens_again(open_store: Open) -> None:
     """A store can be used after it was closed, and a pickled copy uses the same storage."""
-    store, key = open_store(), _key("pickled")
+    store, key = open_store(), secrets.token_bytes(20)
     store.put(key, b"heron", replace=False)
     try:
         copied: Any = pickle.loads(pickling.dumps(store))  # noqa: S301 - what was pickled here
@@ -163,10 +144,7 @@ def serves_a_cache(open_store: Open) -> None:
 
 
 STORE_PROMISES: tuple[Callable[[Open], None], ...] = (
-    returns_what_was_put,
-    keeps_keys_apart,
-    replaces_and_deletes,
-    counts_entries,
+    keeps_entries,
     opens_again,
     serves_threads,
     serves_processes,
