@@ -75,11 +75,8 @@ def _parsed(content: bytes | None, place: str, layout: str | None = None) -> dic
         return None
     try:
         found = dict(json.loads(content))
-        checksum = found.pop("checksum", None)
-        # Another version may compute it in another way.
-        is_sound = found.get("format") != FORMAT or checksum == _checksum(found)
-        is_whole = is_sound and {"format", "layout"} <= set(found)
-    except (ValueError, TypeError, RecursionError):  # RecursionError: JSON nested too deeply
+        is_whole = found.pop("checksum") == _checksum(found) and {"format", "layout"} <= set(found)
+    except (ValueError, TypeError, KeyError, RecursionError):  # RecursionError: JSON nested too deeply
         is_whole = False
     if not is_whole:
         raise DataError(f"{place!r} is not a cache, or its {METADATA} file is damaged. {_HINT}")

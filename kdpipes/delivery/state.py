@@ -150,7 +150,7 @@ class Checkpointer:
         is_state = isinstance(state, Mapping) and {"version", "epoch", "batch", "pipes"} <= set(state)
         if is_state and state["version"] != _VERSION:
             raise ValueError(
-                f"State version {state['version']!r} is not {_VERSION}. Resume with the kdpipes that saved it."
+                f"The state has version {state['version']!r}, not {_VERSION}. Resume with the kdpipes that saved it."
             )
         pipes = state["pipes"] if is_state else None
         if not isinstance(pipes, list | tuple) or not all(isinstance(entry, str) for entry in pipes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from typing import Any
 
 from kdpipes.cache import FileStore, LmdbStore, RedisStore
@@ -23,3 +25,8 @@ def open_files(*arguments: Any, **options: Any) -> Entries:
 
 def open_redis(*arguments: Any, **options: Any) -> Entries:
     return Entries(RedisStore(*arguments, **options))
+
+
+def metadata(**content: Any) -> str:
+    """Return the METADATA file of a cache with a content, and its checksum."""
+    return json.dumps({**content, "checksum": zlib.crc32(json.dumps(content, sort_keys=True).encode())})

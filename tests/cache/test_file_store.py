@@ -19,7 +19,7 @@ from kdpipes.cache.file_store import path_of
 from kdpipes.cache.store import Entries
 from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
-from tests.cache.entries import open_files
+from tests.cache.entries import metadata, open_files
 
 OnDisk = Callable[..., Any]
 
@@ -99,7 +99,7 @@ def test_a_damaged_file_is_found_and_heals(tmp_path: Path, damage: Any) -> None:
 
 def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
     open_files(tmp_path / "cache").put(b"a", [b"heron"])
-    (tmp_path / "cache" / "METADATA").write_text('{"format": 0, "layout": "files"}')
+    (tmp_path / "cache" / "METADATA").write_text(metadata(format=0, layout="files"))
     rejected = "cache of format 0 and layout 'files'. This version of kdpipes reads format 3.*another folder, or delete"
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.contains(b"a"), lambda s: s.stats()):
         with pytest.raises(DataError, match=rejected):

@@ -25,7 +25,7 @@ from kdpipes.cache.shared_folder import SharedFolder, clear_named, named_folders
 from kdpipes.cache.store import Entries
 from kdpipes.core.errors import DataError
 from kdpipes.storage.codec import DamagedError, decode, encode
-from tests.cache.entries import open_lmdb, open_memory
+from tests.cache.entries import metadata, open_lmdb, open_memory
 
 OnDisk = Callable[..., Any]
 GULL = np.arange(5000, dtype=np.int32)
@@ -413,7 +413,7 @@ def test_a_folder_of_another_version_is_rejected(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     store = open_lmdb(folder)
     store.put(b"a", [b"heron"])
-    (folder / "METADATA").write_text('{"format": 99, "layout": "lmdb"}')
+    (folder / "METADATA").write_text(metadata(format=99, layout="lmdb"))
     rejected = "cache of format 99 and layout 'lmdb'. This version of kdpipes reads format 3.*another folder, or delete"
     for call in (lambda s: s.get(b"a"), lambda s: s.put(b"a", [b""]), lambda s: s.stats()):
         with pytest.raises(DataError, match=rejected):
