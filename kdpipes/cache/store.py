@@ -192,6 +192,10 @@ class Entries:
 
     def forget(self) -> None:
         """Let a forked process open the store again."""
+        for member in [member for kind in type(self.store).__mro__ for member in vars(kind).values()]:
+            if isinstance(member, cached_property) and hasattr(member, "lock"):
+                # Up to Python 3.11: a thread of the parent may have been opening the store.
+                member.lock = threading.RLock()
         drop_opened(self.store)
         self._reset()
 

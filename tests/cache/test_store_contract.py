@@ -10,6 +10,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.cache.file_store import FileStore
-from kdpipes.cache.store import bound_to, claim_by
+from kdpipes.cache.store import Entries, bound_to, claim_by
 from kdpipes.storage.codec import decode, encode
 from kdpipes.testing.stores import STORE_PROMISES, lends_claims, serves_processes
 from tests.cache.entries import open_files, open_lmdb, open_memory, open_redis
@@ -272,6 +273,37 @@ def test_processes_may_be_forked_while_threads_work(open_store: Open) -> None:
         is_over.set()
         for thread in threads:
             thread.join()
+
+
+class Opened(FileStore):
+    """A store that a thread opens for as long as `may_open` is not set."""
+
+    is_opening, may_open = threading.Event(), threading.Event()
+
+    @cached_property
+    def connection(self) -> bool:
+        self.is_opening.set()
+        return self.may_open.wait(60)
+
+    def contains(self, key: bytes) -> bool:
+        return self.connection
+
+
+def test_a_process_may_be_forked_while_a_store_is_opened(tmp_path: Path) -> None:
+    entries = Entries(Opened(str(tmp_path / "cache")))
+    thread = threading.Thread(target=entries.contains, args=(b"a",))
+    thread.start()
+    Opened.is_opening.wait(60)
+
+    def contains(_: int) -> bool:
+        Opened.may_open.set()  # of the child
+        return entries.contains(b"a")
+
+    try:
+        assert in_children(contains, 1) == [True]
+    finally:
+        Opened.may_open.set()
+        thread.join()
 
 
 @shared_only
