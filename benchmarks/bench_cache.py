@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import kdpipes as kdp  # before torchdata, whose banner it keeps quiet
 from kdpipes.cache.lmdb_store import LmdbStore
-from kdpipes.cache.shared_folder import SharedFolder
+from kdpipes.cache.store import Entries
 from kdpipes.storage.codec import decode, encode
 
 # isort: split
@@ -205,7 +205,7 @@ def compare_look_ups(paths: list[str], rounds: int) -> list[str]:
         shared = SharedDictionary(paths, read)
         stack.callback(shared.close)
         pipe: Any = kdp.from_ids(paths, load=read).cache_in_memory(bytes_as_views=True)
-        store = LmdbStore(SharedFolder())
+        store = Entries(LmdbStore.in_memory())
         keys = [index.to_bytes(20, "little") for index in range(len(paths))]
         for index, path in enumerate(paths):
             shared.getitem_x(index)
@@ -213,7 +213,7 @@ def compare_look_ups(paths: list[str], rounds: int) -> list[str]:
             store.put(keys[index], encode(read(path)))
 
         def value(index: int) -> Any:
-            return decode(store.get(keys[index], is_known=True), verify=False, bytes_as_views=True)
+            return decode(store.get(keys[index], is_verified=True), verify=False, bytes_as_views=True)
 
         looks: dict[str, Callable[[int], Any]] = {
             MANAGER: shared.getitem_x,
