@@ -10,11 +10,14 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import fsspec
+import pytest
 
 __all__ = ["Proxy", "slow_proxy"]
 
@@ -116,3 +119,13 @@ async def _main(port: int, seconds: float, log: str) -> None:
 
 if __name__ == "__main__":
     asyncio.run(_main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))
+
+
+@contextmanager
+def counted_s3(shards: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Put files into the S3 server of the tests, and yield a proxy that counts the requests to it."""
+    fsspec.filesystem("s3").pipe(dict(shards))
+    options = fsspec.config.conf["s3"]
+    with slow_proxy(options["endpoint_url"]) as proxy:
+        monkeypatch.setitem(fsspec.config.conf, "s3", {**options, "endpoint_url": proxy.url})
+        yield proxy

@@ -212,7 +212,7 @@ def _is_numbered_anew(source: Any) -> bool:
 
 
 class WatchedCalls:
-    """Watches the functions upstream of a cache while they load a value. A copy starts anew.
+    """Watches the functions upstream of a cache while they load a value. A copy starts without records.
 
     Args:
         source: The pipe upstream of the cache.

@@ -212,15 +212,8 @@ class Entries:
         Raises:
             DamagedError: The entry cannot be read; `put(..., replace=True)` heals it.
         """
-        if self._away_until and time.monotonic() < self._away_until:
-            return None
-        try:
-            content = self.store.recall(key) if is_verified else self.store.get(key)
-        except DataError:
-            raise
-        except self.store.errors as error:
-            self._go_without(error)
-            return None
+        look_up = self.store.recall if is_verified else self.store.get
+        content = self._read(look_up, key, otherwise=None)
         return content if content is None or type(content) is memoryview else memoryview(content).toreadonly()
 
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
@@ -234,7 +227,7 @@ class Entries:
 
     def contains(self, key: bytes) -> bool:
         """Return whether there is an entry."""
-        return self._read(lambda: self.store.contains(key), otherwise=False)
+        return self._read(self.store.contains, key, otherwise=False)
 
     def stats(self) -> CacheStats:
         """Return the size of the cache, and the counts of all processes."""
@@ -260,11 +253,11 @@ class Entries:
         self.store.close()
         self._reset()
 
-    def _read(self, ask: Callable[[], Result], *, otherwise: Result) -> Result:
+    def _read(self, ask: Callable[..., Result], *arguments: Any, otherwise: Result) -> Result:
         if self._away_until and time.monotonic() < self._away_until:
             return otherwise
         try:
-            return ask()
+            return ask(*arguments)
         except DataError:
             raise
         except self.store.errors as error:

@@ -90,18 +90,15 @@ def command(function: Callable[..., Answer]) -> click.Command:
     hints = get_type_hints(function, include_extras=True)
     parameters = [_parameter(one, hints[one.name], about) for one in inspect.signature(function).parameters.values()]
     form = "Print JSON, of the form above, for scripts."
-    words = {one.name: _word_of(one) for one in parameters}
+    words: dict[str, str] = {}  # as the command line shows them: `--max-samples` or SOURCE
+    for one in parameters:
+        is_option = isinstance(one, click.Option)
+        words[str(one.name)] = one.opts[0] if is_option else one.metavar or str(one.name).upper()
     parameters.append(click.Option(["--json", "as_json"], is_flag=True, expose_value=False, help=form))
     name = function.__name__.rstrip("_")
     made = _Command(name, callback=function, params=parameters, help=help_text(_ARGS.sub("\n", text)))
     made.words = {**words, **vars(function).get("spoken", {})}
     return made
-
-
-def _word_of(parameter: click.Parameter) -> str:
-    """Return a parameter as the command line shows it: `--max-samples` or SOURCE."""
-    is_option = isinstance(parameter, click.Option)
-    return parameter.opts[0] if is_option else parameter.metavar or str(parameter.name).upper()
 
 
 def help_text(text: str) -> str:

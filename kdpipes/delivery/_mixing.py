@@ -86,7 +86,8 @@ class SampleMixing(BatchPipe):
         for name, value in zip(self._fields.values(), (x, y), strict=True):
             if not isinstance(value, torch.Tensor) or not value.ndim:
                 raise DataError(
-                    f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}. Convert it."
+                    f"Field {name!r} must be a tensor `[B, ...]`, but is {type(value).__name__}. Make it one in "
+                    "`.transform(...)`."
                 )
         if len(x) != len(y):
             raise DataError(f"A batch has {len(x)} images, but {len(y)} labels. Select one for each.")
@@ -143,7 +144,8 @@ def _shares(y: torch.Tensor, num_classes: int | None) -> torch.Tensor:
         return y
     if y.is_floating_point() or y.is_complex() or y.ndim != 1:
         raise DataError(
-            f"Labels must be class numbers `[B]` or floats `[B, C]`, but are {y.dtype} {list(y.shape)}. Set `label`."
+            f"Labels must be class numbers `[B]` or floats `[B, C]`, but are {y.dtype} {list(y.shape)}. Name the field "
+            "of labels: `label=`."
         )
     if num_classes is None:
         raise ValueError(

@@ -59,9 +59,9 @@ class EpochClock(EpochCounter):
 
     Attributes:
         continues: Whether an epoch begins at the cursors where the one before has ended.
-        is_fresh: Whether an epoch has begun that nobody has asked for an item yet.
+        is_fresh: Whether an epoch has begun, but no item of it has been requested.
         latest: The position after the last item of the last iteration.
-        ahead: The positions after items that pipes of the main process hold, and have not given out yet.
+        ahead: The positions after the items that pipes of the main process still hold.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class EpochClock(EpochCounter):
         return self.latest
 
     def end(self, *, is_part: bool = False) -> int:
-        """Note that an epoch is over, and return its number; `is_part`: others of its workers may not be done."""
+        """Note that an epoch is over, and return its number; `is_part`: other workers may not have ended it yet."""
         epoch = self.latest.epoch
         self.latest = self.latest._replace(number=max(self.latest.number, 1)) if is_part else self.upcoming()
         return epoch

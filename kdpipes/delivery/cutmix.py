@@ -70,7 +70,7 @@ class CutMixerIterDataPipe(SampleMixing):
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         if x.ndim < 3:
             raise DataError(
-                f"`cutmix` takes images `[B, ..., H, W]`, but got {list(x.shape)}. Set `image` to the field of images."
+                f"`cutmix` takes images `[B, ..., H, W]`, but got {list(x.shape)}. Name the field of images: `image=`."
             )
         height, width = x.shape[-2:]
         partner, weight = self._partners(len(x), rng)

@@ -251,7 +251,7 @@ class Dealer(Resumable):
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Called by DataLoader with its argument `shuffle`; reject True, because the chain has an order of its own."""
-        # torch would add a `.shuffle()` of batches behind the chain.
+        # Without this method, torch would append a `.shuffle()` of whole batches.
         if shuffle:
             hint = "The chain has its own order: use `deal(shuffle=True)`."
             raise ValueError(must_be("shuffle", "None", shuffle, hint))

@@ -1,9 +1,9 @@
 """Compatibility with torch and trainers: names of pipes, chains as datasets of a DataLoader, samplers of a Loader.
 
 DataLoader wraps a datapipe in an object that only passes its items on, so that trainers find neither `set_epoch` nor a
-state. Therefore the wrappers of kdpipes' chains become objects of `DealtDataset`. DataLoader
-calls nothing on a datapipe while it wraps it, so the wrapper's class must be changed; this happens when the first chain
-with `deal` is made.
+state. Therefore the wrappers of kdpipes' chains become objects of `DealtDataset`. DataLoader calls nothing on a
+datapipe while it wraps it, so the wrapper's class must be changed; this happens when the first chain with `deal` is
+made.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 import kdpipes as kdp
@@ -16,7 +15,7 @@ from kdpipes.storage.catalog import make_index
 from kdpipes.storage.shard_index import ShardIndex
 from tests.faulty_storage import Fault, faulty_storage
 from tests.processes import in_child
-from tests.proxy import Proxy, slow_proxy
+from tests.proxy import Proxy, counted_s3
 from tests.sources.test_index_shards import tar
 
 NUM_SHARDS = 6
@@ -68,10 +67,7 @@ def test_a_streamed_epoch_records_what_indexing_would_write(folder: Path, cache:
 @pytest.fixture
 def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy that counts the requests to a store with shards."""
-    fsspec.filesystem("s3").pipe({f"{s3}/birds-{shard}.tar": tar(shard) for shard in range(NUM_SHARDS)})
-    options = fsspec.config.conf["s3"]
-    with slow_proxy(options["endpoint_url"]) as proxy:
-        monkeypatch.setitem(fsspec.config.conf, "s3", {**options, "endpoint_url": proxy.url})
+    with counted_s3({f"{s3}/birds-{shard}.tar": tar(shard) for shard in range(NUM_SHARDS)}, monkeypatch) as proxy:
         yield proxy
 
 

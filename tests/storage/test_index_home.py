@@ -25,7 +25,7 @@ from kdpipes.storage.index_home import DATA_SET_INDEX
 from kdpipes.storage.shard_index import Catalog
 from tests.faulty_storage import faulty_storage
 from tests.processes import exit_status, fork, in_child
-from tests.proxy import Proxy, slow_proxy
+from tests.proxy import Proxy, counted_s3
 
 NUM_SHARDS = 40
 
@@ -50,10 +50,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy that counts requests to a store with many shards."""
-    fsspec.filesystem("s3").pipe({f"{s3}/birds-{shard:03}.tar": tar(shard) for shard in range(NUM_SHARDS)})
-    options = fsspec.config.conf["s3"]
-    with slow_proxy(options["endpoint_url"]) as proxy:
-        monkeypatch.setitem(fsspec.config.conf, "s3", {**options, "endpoint_url": proxy.url})
+    with counted_s3({f"{s3}/birds-{shard:03}.tar": tar(shard) for shard in range(NUM_SHARDS)}, monkeypatch) as proxy:
         yield proxy
 
 

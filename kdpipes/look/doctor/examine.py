@@ -226,7 +226,7 @@ class Advice(NamedTuple):
     Args:
         change: What to do.
         gain: The samples per second, as a multiple of those now.
-        why: The figures behind it.
+        why: The figures on which it is based.
     """
 
     change: str
