@@ -33,7 +33,8 @@ from kdpipes.loader.buffers import Arena, BorrowedBuffers, unpack
 from kdpipes.loader.channel import Channel, Kind, Message, SharedFile, encoded
 from kdpipes.loader.merge import Counters
 from kdpipes.loader.worker import Assignment, Options, Worker
-from kdpipes.loader.worker_main import Packed, Payload, work
+from kdpipes.loader.worker_main import Packed, work
+from kdpipes.storage.jobs import Payload
 
 NUM_BORROWED = 2  # buffers of a worker that users may hold, before they get copies
 _FEW = 16  # small batches that are acknowledged together

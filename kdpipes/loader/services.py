@@ -36,7 +36,7 @@ from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, n
 from kdpipes.loader.profile import Probes
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
 from kdpipes.loader.worker import Options, Seeds, Worker, seed_of
-from kdpipes.loader.worker_main import Payload
+from kdpipes.storage.jobs import Payload
 
 if TYPE_CHECKING:
     from torchdata.dataloader2 import CheckpointableReadingServiceInterface as _Interface

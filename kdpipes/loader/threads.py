@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
@@ -13,7 +12,7 @@ from typing import Any
 from kdpipes.core.errors import WorkerError
 from kdpipes.loader.channel import Kind, Message
 from kdpipes.loader.profile import producer_of
-from kdpipes.loader.worker import Assignment, Options, Producer, Worker
+from kdpipes.loader.worker import Assignment, Options, Worker, follow
 
 _END: Any = object()
 
@@ -46,40 +45,39 @@ class InlineWorker(Worker):
 
 
 class _Queue:
-    """What the thread and the one who waits for it share; `changed` guards all of it."""
+    """The messages of a worker thread and its next assignment; `changed` guards all of it."""
 
     def __init__(self, prefetch: int) -> None:
         self.prefetch = prefetch
         self.changed = threading.Condition()
         self.messages: deque[Message] = deque()
-        self.assignment: Assignment | None = None
-        self.generation = 0  # of the assignment
+        self.assignment: Assignment | None = None  # that the thread has not begun
         self.is_stopped = False
         self.owner = os.getpid()
 
-    def next_assignment(self, generation: int) -> tuple[Assignment | None, int]:
-        """Wait for an assignment of another generation; it is None when the thread is to end."""
+    def next_assignment(self) -> Assignment | None:
         with self.changed:
-            self.changed.wait_for(lambda: self.is_stopped or self.generation != generation)
-            return None if self.is_stopped else self.assignment, self.generation
+            self.changed.wait_for(self._is_outdated)
+            assignment, self.assignment = self.assignment, None
+            return None if self.is_stopped else assignment
 
-    def put(self, message: Message, generation: int) -> None:
+    def send(self, message: Message) -> None:
         with self.changed:
-            if self.generation == generation:
+            if not self._is_outdated():
                 self.messages.append(message)
                 self.changed.notify_all()
 
-    def may_go_on(self, generation: int) -> bool:
-        """Wait until there is room for another item; False means that this epoch is not wanted any more."""
-
-        def is_due() -> bool:
-            if self.is_stopped or self.generation != generation:
-                return True
+    def may_go_on(self) -> bool:
+        def has_room() -> bool:
             return sum(message.kind is Kind.ITEM for message in self.messages) < self.prefetch
 
         with self.changed:
-            self.changed.wait_for(is_due)
-            return not self.is_stopped and self.generation == generation
+            self.changed.wait_for(lambda: self._is_outdated() or has_room())
+            return not self._is_outdated()
+
+    def _is_outdated(self) -> bool:
+        """Return whether the thread must not continue with its assignment."""
+        return self.is_stopped or self.assignment is not None
 
     def stop(self) -> None:
         # In a forked child the thread does not exist, and it may have held the lock when the child was forked.
@@ -102,7 +100,7 @@ class ThreadWorker(Worker):
     def _start(self) -> None:
         self._queue = _Queue(self._options.prefetch)
         name, arguments = f"kdpipes worker {self._options.worker}", (self.producer, self._queue)
-        self._thread = threading.Thread(target=_run, args=arguments, name=name, daemon=True)
+        self._thread = threading.Thread(target=follow, args=arguments, name=name, daemon=True)
         self._thread.start()
         # Neither the thread nor the finalizer refers to this worker, so that it ends when its loader is dropped.
         self._finalizer = weakref.finalize(self, _end, self._queue, self._thread)
@@ -118,7 +116,6 @@ class ThreadWorker(Worker):
         with self._queue.changed:
             self._queue.messages.clear()
             self._queue.assignment = assignment
-            self._queue.generation += 1
             self._queue.changed.notify_all()
 
     def peek(self) -> Message:
@@ -143,20 +140,6 @@ class ThreadWorker(Worker):
 
     def close(self) -> None:
         self._finalizer()
-
-
-def _run(producer: Producer, queue: _Queue) -> None:
-    assignment, generation = queue.next_assignment(0)
-    while assignment is not None:
-        send = functools.partial(queue.put, generation=generation)
-        try:
-            for _ in producer.epoch(assignment, send):
-                if not queue.may_go_on(generation):
-                    break
-        except BaseException as error:  # such as SystemExit in a user's code, which would end the thread silently
-            send(Message(Kind.ERROR, content=error))
-        assignment, generation = queue.next_assignment(generation)
-    producer.close()
 
 
 def _end(queue: _Queue, thread: threading.Thread) -> None:

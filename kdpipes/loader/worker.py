@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.pipe import Pipe
@@ -235,6 +235,33 @@ class Producer:
             if number >= start.number:
                 send(Message(Kind.ITEM, number, item))
                 yield
+
+
+class Orders(Protocol):
+    """The assignments for a worker, and the way of its messages to the main process."""
+
+    def next_assignment(self) -> Assignment | None:
+        """Wait for the assignment of an epoch; None means that the worker must end."""
+
+    def may_go_on(self) -> bool:
+        """Wait until there is room for another item; False means that this epoch is not wanted any more."""
+
+    def send(self, message: Message) -> None:
+        """Send a message of the epoch."""
+
+
+def follow(producer: Producer, orders: Orders) -> None:
+    """Make the items of each assignment until the worker must end."""
+    while (assignment := orders.next_assignment()) is not None:
+        if not orders.may_go_on():  # another assignment has come before this one has begun
+            continue
+        try:
+            for _ in producer.epoch(assignment, orders.send):
+                if not orders.may_go_on():
+                    break
+        except BaseException as error:  # such as SystemExit in a user's code, which would end the worker silently
+            orders.send(Message(Kind.ERROR, content=error))
+    producer.close()
 
 
 def _seed_stock_pipes(chain: Any, seeds: Any) -> None:

@@ -7,33 +7,27 @@ import copy
 import ctypes
 import gc
 import mmap
-import multiprocessing
 import os
-import pickle
 import random
-import signal
 import socket
 import sys
-import threading
 from collections import deque
 from collections.abc import Sequence
-from multiprocessing import connection
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from kdpipes.core import activity, pickling
+from kdpipes.core import activity
 from kdpipes.core.errors import add_note
 from kdpipes.core.processes import ignore_interrupts
-from kdpipes.core.tracebacks import traceback_text
 from kdpipes.delivery.batch_memory import make_batches_in
 from kdpipes.delivery.batch_pipe import OneToOne
 from kdpipes.loader.buffers import Array, SharedBuffers, pack, places_of
 from kdpipes.loader.channel import Channel, Kind, Message, SharedFile
 from kdpipes.loader.profile import producer_of
-from kdpipes.loader.worker import Assignment, Options
-from kdpipes.storage.images import dumps_with_pillow, loads_with_pillow
+from kdpipes.loader.worker import Assignment, Options, follow
+from kdpipes.storage.jobs import Payload, begin_worker, packed_error
 
 _SMALL = 1 << 14  # bytes that are part of the message; larger batches go through shared memory
 _FEW_BYTES = 1 << 16
@@ -58,30 +52,12 @@ class Packed(NamedTuple):
     lack: str = ""
 
 
-class Payload:
-    """A chain on its way to a worker: inherited where the process is forked, else pickled with Pillow's settings."""
-
-    def __init__(self, chain: Any) -> None:
-        self._chain = chain
-        self._payload = b""
-
-    def open(self) -> Any:
-        """Return the chain; the worker calls this, and not `__setstate__`, so that it can report an error."""
-        return self._chain if self._chain is not None else loads_with_pillow(self._payload)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_chain": None, "_payload": dumps_with_pillow(self._chain)}
-
-
 def work(payload: Payload, link: socket.socket, options: Options) -> None:
     """Make what is ordered over `link` until it is closed."""
     ignore_interrupts()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(options.num_threads)
+    begin_worker(options.num_threads)
     gc.freeze()  # what is inherited is shared until it is written to, which the collector would do
     _keep_memory()
-    watch = threading.Thread(target=_end_with_parent, name="kdpipes-parent-watch", daemon=True)
-    watch.start()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the main process has closed it
         _work(payload, Sender(link, options), options)
 
@@ -101,21 +77,7 @@ def _work(payload: Payload, sender: Sender, options: Options) -> None:
         sender.send(Message(Kind.ERROR, content=error))
         return
     sender.channel.send(Message(Kind.READY, content=file))
-    while (assignment := sender.next_assignment()) is not None:
-        if not sender.may_go_on():  # another assignment has come before this one has begun
-            continue
-        if assignment.seeds is not None:  # for stock pipes and users' code that draw from the global generators
-            seeds = copy.deepcopy(assignment.seeds)
-            random.seed(seeds.generate_seed())
-            torch.manual_seed(seeds.generate_seed())
-            np.random.seed(seeds.generate_seed() >> 32)
-        try:
-            for _ in producer.epoch(assignment, sender.send):
-                if not sender.may_go_on():
-                    break
-        except BaseException as error:  # such as SystemExit in a user's code, which would end the process silently
-            sender.send(Message(Kind.ERROR, content=error))
-    producer.close()
+    follow(producer, sender)
 
 
 def _keep_memory() -> None:
@@ -128,17 +90,6 @@ def _keep_memory() -> None:
             libc = ctypes.CDLL(None)
             libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap as well
             libc.mallopt(-1, 1 << 29)  # M_TRIM_THRESHOLD: 512 MiB of it are kept
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is None or parent.pid is None:
-        return
-    ends: list[Any] = [parent.sentinel]  # which the parent's other children hold open
-    with contextlib.suppress(OSError, AttributeError):
-        ends.append(os.pidfd_open(parent.pid))
-    connection.wait(ends)
-    os._exit(1)
 
 
 class Sender:
@@ -154,7 +105,6 @@ class Sender:
         self._ahead: deque[int] = deque()  # the sizes of batches that nobody has taken yet
 
     def next_assignment(self) -> Assignment | None:
-        """Wait for the assignment of an epoch; None means that there are no more."""
         while not self._assignments and not self._is_stopped:
             self._listen(wait=True)
         if self._is_stopped:
@@ -164,10 +114,14 @@ class Sender:
         self.buffers.begin_batch()  # an error may have ended the last epoch within a batch
         self.channel.send(Message(Kind.BEGUN, latest.number))
         assignment: Assignment = latest.content
+        if assignment.seeds is not None:  # for stock pipes and users' code that draw from the global generators
+            seeds = copy.deepcopy(assignment.seeds)
+            random.seed(seeds.generate_seed())
+            torch.manual_seed(seeds.generate_seed())
+            np.random.seed(seeds.generate_seed() >> 32)
         return assignment
 
     def may_go_on(self) -> bool:
-        """Wait until there is room for another batch; False means that this epoch is not wanted any more."""
         self._listen(wait=False)
         while not self._assignments and not self._is_stopped and self.is_far_ahead():
             self._listen(wait=True)
@@ -183,12 +137,14 @@ class Sender:
         return size >= _FEW_BYTES or max(self._ahead) > _SMALL or number >= self._options.prefetch * _MANY
 
     def send(self, message: Message) -> None:
-        """Send a message of the epoch."""
         if message.kind is Kind.ITEM:
             message.content = tuple(self._packed(message.content))
             self.buffers.begin_batch()
         elif message.kind is Kind.ERROR:
-            message.content = _packed_error(message.content)
+            error = message.content
+            if isinstance(error, RuntimeError) and "CUDA in forked subprocess" in str(error):
+                add_note(error, _CUDA_IN_WORKER)
+            message.content = packed_error(error)
         self.channel.send(message)
 
     def _packed(self, item: Any) -> Packed:
@@ -228,27 +184,6 @@ class Sender:
                 if message.content is not None:
                     arena, buffers, is_detached = message.content
                     self.buffers.release(arena, buffers, is_detached=is_detached)
-
-
-def _packed_error(error: BaseException) -> bytes:
-    """Return an error as a pickle, with the traceback as a note; as text, if it cannot be unpickled."""
-    lines = add_traceback(error)
-    try:
-        payload: bytes = pickling.dumps(error)
-        if not isinstance(pickle.loads(payload), BaseException):  # noqa: S301 - made in the line above
-            raise TypeError("What comes back is not an error.")
-    except Exception:
-        payload = pickling.dumps(RuntimeError(f"{type(error).__name__}: {error}\n{lines}"))
-    return payload
-
-
-def add_traceback(error: BaseException) -> str:
-    """Attach the traceback of an error in a worker to it as a note, and return it."""
-    if isinstance(error, RuntimeError) and "CUDA in forked subprocess" in str(error):
-        add_note(error, _CUDA_IN_WORKER)
-    lines = traceback_text(error)
-    add_note(error, f"In a worker:\n{lines}")
-    return lines
 
 
 _CUDA_IN_WORKER = (

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import islice
 from typing import Literal, TypeVar
 
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import logger
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.storage.access import Threads
 from kdpipes.storage.columns import Column, ColumnBuilder
 from kdpipes.storage.files import crc32, version_of
 from kdpipes.storage.index_home import (
@@ -30,6 +27,7 @@ from kdpipes.storage.index_home import (
     kept_index,
     put_index,
 )
+from kdpipes.storage.jobs import in_parallel
 from kdpipes.storage.readers import Version, md5_of
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
@@ -42,7 +40,6 @@ HasCopy = Callable[[str, Version], bool]
 CopyOf = Callable[[str, Version], str | None]
 
 _NUM_THREADS, _NUM_THREADS_LOCAL = 16, 4
-_STEP_S = 1.0  # after which Python sees a Ctrl-C that it has missed
 _SMALL = 1 << 18  # bytes of storage that are read in the time of a request
 _AT_ONCE = 512  # samples whose members are requested at a time
 _NUM_READINGS = 3  # of a shard that arrives damaged
@@ -87,7 +84,7 @@ def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Catalog:
         unsure = [url for url in urls if not known().confirms(url, then[url])]
         try:
             read = partial(version_of, num_tries=NUM_TRIES_WITH_COPY)
-            versions.update(zip(unsure, in_order(read, unsure) if unsure else (), strict=True))
+            versions.update(zip(unsure, in_order(read, unsure), strict=True))
         except (DataError, FileNotFoundError):
             return False
         return all(version.tag and version == then[url] for url, version in versions.items())
@@ -118,22 +115,8 @@ def _joined(
 
 
 def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
-    """Yield what `read` returns of each shard; threads, which do not delay the end of the process, read ahead."""
-    num_threads = _NUM_THREADS_LOCAL if all(map(is_local, urls)) else _NUM_THREADS
-    threads, num_ahead = Threads(min(num_threads, len(urls)), "kdpipes-indexes"), 4 * num_threads
-    rest, coming = iter(urls), deque[Future[Result]]()
-    try:
-        while True:
-            coming.extend(threads.submit(partial(read, url)) for url in islice(rest, num_ahead - len(coming)))
-            if not coming:
-                return
-            # Python misses a Ctrl-C that arrives just before a wait without a limit, until that wait ends.
-            while not wait((coming[0],), _STEP_S).done:
-                pass
-            yield coming.popleft().result()
-    finally:
-        for future in coming:
-            future.cancel()
+    """Yield what `read` returns of each shard; threads read ahead."""
+    return in_parallel(read, urls, _NUM_THREADS_LOCAL if all(map(is_local, urls)) else _NUM_THREADS)
 
 
 def _found_or_made(

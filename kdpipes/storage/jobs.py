@@ -15,10 +15,12 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
+from multiprocessing import connection
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -32,12 +34,13 @@ from kdpipes.core.processes import ForkLock
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.shared import sharing
 from kdpipes.core.tracebacks import traceback_text
-from kdpipes.storage.access import current_access, using
+from kdpipes.storage.access import Threads
 from kdpipes.storage.images import dumps_with_pillow, loads_with_pillow
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 _AHEAD = 2  # jobs for each worker: one in progress, one waiting
+_STEP_S = 1.0  # after which Python sees a Ctrl-C that it has missed
 _LARGE = 16 << 20  # bytes that an executor gets with each job
 _NUM_UNKNOWN = 32  # workers of an executor that does not report their number
 
@@ -94,33 +97,32 @@ def in_parallel(
     action: Callable[[Job], Result],
     items: Iterable[Job],
     num_threads: int,
-    stop: Callable[[], object] = lambda: None,
+    stop: Callable[[], object] | None = None,
 ) -> Iterator[Result]:
     """Yield the result of `action` for each item, in order, from threads that work a little ahead.
 
-    The threads reach storage as the caller does. After an error, `stop` is called and no thread begins another item;
-    the error is raised once all threads are idle.
+    The threads reach storage as the caller does, and do not delay the end of the process. After an error, no thread
+    begins another item. With `stop`, that is called then, and the error is raised once all threads are idle.
     """
-    access = current_access()
-
-    def run(item: Job) -> Result:
-        with using(access):
-            return action(item)
-
+    threads, rest = Threads(num_threads, "kdpipes-jobs"), iter(items)
     pending: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(num_threads, "kdpipes-jobs") as threads:
-        try:
-            for item in items:
-                pending.append(threads.submit(run, item))
-                if len(pending) >= 4 * num_threads:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except BaseException:
+    try:
+        while True:
+            ahead = islice(rest, 4 * num_threads - len(pending))
+            pending.extend(threads.submit(partial(action, item)) for item in ahead)
+            if not pending:
+                return
+            # Python misses a Ctrl-C that arrives just before a wait without a limit, until that wait ends.
+            while not wait((pending[0],), _STEP_S).done:
+                pass
+            yield pending.popleft().result()
+    except BaseException:
+        for future in pending:
+            future.cancel()
+        if stop is not None:
             stop()
-            for future in pending:
-                future.cancel()
-            raise
+            wait(pending)
+        raise
 
 
 def _shown(results: Iterator[Any], total: int, what: str) -> Iterator[Any]:
@@ -217,7 +219,9 @@ def _do(name: bytes, function: bytes | None, job: bytes) -> tuple[bool, bytes]:
 
     Errors are returned, not raised, because not every error can be unpickled.
     """
-    _use_one_thread()
+    # In a worker of an executor. It would wait for threads of its parent, which a fork lacks.
+    if multiprocessing.parent_process() is not None and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
     try:
         with _loading.lock:
             if name not in _functions and function is not None:
@@ -227,39 +231,41 @@ def _do(name: bytes, function: bytes | None, job: bytes) -> tuple[bool, bytes]:
             action = _functions[name]
         return False, pickling.dumps(action(cloudpickle.loads(job)))
     except Exception as error:
-        lines = traceback_text(error)
-        add_note(error, f"Traceback of the worker:\n{lines}")
-        try:
-            payload: bytes = pickling.dumps(error)
-            cloudpickle.loads(payload)
-        except Exception:
-            payload = pickling.dumps(WorkerError(f"{type(error).__name__}: {error}\n{lines}"))
-        return True, payload
+        return True, packed_error(error)
 
 
-def _use_one_thread() -> None:
-    """Let torch use one thread in a worker process: it would wait for its parent's threads, which a fork lacks."""
-    if multiprocessing.parent_process() is not None and torch.get_num_threads() > 1:
-        torch.set_num_threads(1)
+def packed_error(error: BaseException) -> bytes:
+    """Return an error as a pickle, with the traceback as a note; as a `WorkerError`, if it cannot be unpickled."""
+    lines = traceback_text(error)
+    add_note(error, f"In a worker:\n{lines}")
+    try:
+        payload: bytes = pickling.dumps(error)
+        if not isinstance(cloudpickle.loads(payload), BaseException):
+            raise TypeError("What comes back is not an error.")
+    except Exception:
+        payload = pickling.dumps(WorkerError(f"{type(error).__name__}: {error}\n{lines}"))
+    return payload
 
 
-class _Inherited:
-    """A function that forked processes inherit, and that spawned ones get by cloudpickle."""
+class Payload:
+    """A value for a worker process: inherited if that is forked, otherwise pickled with Pillow's settings."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._pickle = b""
 
-    def __getstate__(self) -> Any:
-        return dumps_with_pillow(self.function)
+    def open(self) -> Any:
+        """Return the value; the worker calls this, and not `__setstate__`, so that it can report an error."""
+        return self._value if self._value is not None else loads_with_pillow(self._pickle)
 
-    def __setstate__(self, state: bytes) -> None:
-        self.function = loads_with_pillow(state)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_value": None, "_pickle": dumps_with_pillow(self._value)}
 
 
 @contextmanager
 def _own_pool(function: Callable[[Any], Any], num_workers: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool whose processes end with the block: if it ends by an error, at once, whatever they are doing."""
-    pool = ProcessPoolExecutor(num_workers, initializer=_begin, initargs=(_Inherited(function),))
+    pool = ProcessPoolExecutor(num_workers, initializer=_begin, initargs=(Payload(function),))
     try:
         yield pool
     except BaseException:  # a pool has no public method for this before Python 3.14
@@ -276,17 +282,25 @@ def _own_pool(function: Callable[[Any], Any], num_workers: int) -> Iterator[Proc
         pool.shutdown(cancel_futures=True)
 
 
-def _begin(inherited: _Inherited) -> None:
+def _begin(function: Payload) -> None:
+    begin_worker(1)
+    _functions[_OWN] = function.open()
+
+
+def begin_worker(num_threads: int) -> None:
     """Start as a worker process: leave interrupts to the parent, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler is not meant for workers
-    _use_one_thread()
-    _functions[_OWN] = inherited.function
+    torch.set_num_threads(num_threads)
+    threading.Thread(target=_end_with_parent, name="kdpipes-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-
-    def end_with_parent() -> None:
-        parent.join()  # type: ignore[union-attr]
-        os._exit(1)
-
-    if parent is not None:
-        threading.Thread(target=end_with_parent, name="kdpipes-parent", daemon=True).start()
+    if parent is None or parent.pid is None:
+        return
+    ends: list[Any] = [parent.sentinel]  # which the parent's other children hold open
+    with contextlib.suppress(OSError, AttributeError):
+        ends.append(os.pidfd_open(parent.pid))
+    connection.wait(ends)
+    os._exit(1)
