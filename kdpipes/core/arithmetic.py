@@ -174,7 +174,7 @@ def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:
     if values.dtype.kind == "f":
         values = np.asarray(values, dtype=np.float64).view(np.uint64)
     if values.dtype.kind in "biu":
-        return _mixed(_mixed(values.astype(np.int64).view(np.uint64)) ^ seed)
+        return mixed64(mixed64(values.astype(np.int64).view(np.uint64)) ^ seed)
     unit = np.uint32 if values.dtype.kind == "U" else np.uint8
     width = values.dtype.itemsize // np.dtype(unit).itemsize
     hashes = np.full(len(values), seed, dtype=np.uint64)
@@ -184,7 +184,7 @@ def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:
         for column in part.T if part is not None else ():
             is_there = column != 0  # shorter texts are filled up with zeros, which must not count
             state[is_there] = (state[is_there] ^ column[is_there]) * _FNV_PRIME
-        state[:] = _mixed(state)
+        state[:] = mixed64(state)
     return hashes
 
 
@@ -434,12 +434,12 @@ class Permutation:
     def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = np.divmod(values, self._side)
         for key in self._keys:
-            left, right = right, (left + (_mixed(right + key) >> _SPARE)) % self._side
+            left, right = right, (left + (mixed64(right + key) >> _SPARE)) % self._side
         image: NDArray[np.uint64] = left * self._side + right
         return image
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the finalizer of SplitMix64 (Steele, Lea and Flood, 2014): each output bit depends on all input bits."""
     mixed: NDArray[np.uint64] = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kdpipes.core.arithmetic import mixed64
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, must_be
 from kdpipes.core.messages import counted
@@ -140,17 +141,11 @@ class _Digest:
         return {"num_samples": self.num_samples, "digest": _text(self.sums)}
 
 
-def _mixed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """Return a hash of 64 bits of each number: the finalizer of SplitMix64."""
-    mixed: NDArray[np.uint64] = (numbers + np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
-
-
 def _sums(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    return np.array([_mixed(numbers, seed).sum(dtype=np.uint64) for seed in (1, 2)])
+    """Return two sums of hashes of the numbers, by SplitMix64."""
+    seeded = (numbers[None] + np.array([[1], [2]], np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+    sums: NDArray[np.uint64] = mixed64(seeded).sum(axis=1, dtype=np.uint64)
+    return sums
 
 
 def _text(totals: Iterable[Any]) -> str:

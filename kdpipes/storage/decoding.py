@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
-_TEXTS = frozenset({"txt", "text", "transcript"})
-_JSON = frozenset({"json", "jsn"})
-_ARRAYS = frozenset({"npy", "pth", "pt"})
-_MARKUP = frozenset({"html", "htm"})
+TEXTS = frozenset({"txt", "text", "transcript"})
+JSON = frozenset({"json", "jsn"})
+TENSORS = frozenset({"pth", "pt"})
+MARKUP = frozenset({"html", "htm"})
 INTEGER = re.compile(r"-?[0-9]+")
 _LEAST_TENSORS = 1 << 24  # bytes that the tensors of the smallest file may have
 _UNBOUNDED = re.compile(rb"\n(bytearray|encode)\n")  # functions that pickles of `weights_only` may call
@@ -44,14 +44,14 @@ def decode_member(field: str, content: bytes, *, decode: bool = True) -> Any:
         return int(text) if INTEGER.fullmatch(text) else text
     if not decode:
         return content
-    if kind in _TEXTS or kind in _MARKUP:
+    if kind in TEXTS or kind in MARKUP:
         return content.decode("utf-8")
-    if kind in _JSON:
+    if kind in JSON:
         try:
             return json.loads(content)
         except RecursionError as error:
             raise ValueError("the JSON is nested too deeply") from error
-    return decode_array(kind, content) if kind in _ARRAYS else content
+    return decode_array(kind, content) if kind == "npy" or kind in TENSORS else content
 
 
 def decode_array(kind: str, content: bytes) -> Any:

@@ -24,7 +24,7 @@ from kdpipes.core.messages import logger
 from kdpipes.core.operation import position_of
 from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked
-from kdpipes.storage.decoding import decode_array
+from kdpipes.storage.decoding import JSON, MARKUP, NUMBERS, TENSORS, TEXTS, decode_array
 from kdpipes.storage.images import open_image
 from kdpipes.storage.readers import Version
 from kdpipes.storage.shard_index import IndexBuilder, ShardIndex
@@ -48,11 +48,6 @@ _SAME = {"jpeg": "jpg", "tiff": "tif", "pgm": "ppm"}
 _MODES = {"jpg": ("1", "L", "RGB", "CMYK", "RGBA", "LA"), "webp": ("1", "L", "RGB", "RGBA", "LA")}
 _MODES |= {"avif": _MODES["webp"], **dict.fromkeys(("jp2", "j2k"), ("L", "LA", "I;16", "RGB", "RGBA"))}
 _IMAGES = frozenset({*_FORMATS, *_SAME, "pbm", "pnm", "img", "image"})
-_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
-_TEXTS = frozenset({"txt", "text", "transcript"})
-_JSON = frozenset({"json", "jsn"})
-_TENSORS = frozenset({"pth", "pt"})
-_MARKUP = frozenset({"html", "htm", *_JSON})  # kinds of which a string is the content itself
 _EXTENSION = re.compile(r"[^\s./\\\x00-\x1f][^\s/\\\x00-\x1f]*(?<!\.)")
 _NETPBM = re.compile(rb"P[56]\s")
 _ANONYMOUS = frozenset({"x", "y"})  # names that do not tell the kind
@@ -187,7 +182,7 @@ def _extension(field: str, kind: str) -> str | None:
     is_image = kind in _FORMATS or kind in _SAME
     if is_image and (suffix in ("img", "image") or _SAME.get(suffix, suffix) == _SAME.get(kind, kind)):
         return field
-    if suffix == kind or any({suffix, kind} <= family for family in (_NUMBERS, _TEXTS, _JSON, _TENSORS)):
+    if suffix == kind or any({suffix, kind} <= family for family in (NUMBERS, TEXTS, JSON, TENSORS)):
         return field
     if field in _ANONYMOUS:
         return kind or None
@@ -201,13 +196,13 @@ def _by_type(field: str, value: Any) -> tuple[str, bytes]:
     if isinstance(content, bytes | bytearray | memoryview):
         content = bytes(content)
         return (suffix if suffix in _IMAGES else _kind_of_bytes(content)), content
-    if suffix in _TENSORS:
+    if suffix in TENSORS:
         return "pth", _encoded(value, "pth")
     if isinstance(value, str):
-        is_name = suffix in _NUMBERS or field == "y"
-        kind = "cls" if is_name else suffix if suffix in _MARKUP else "txt"
+        is_name = suffix in NUMBERS or field == "y"
+        kind = "cls" if is_name else suffix if suffix in MARKUP | JSON else "txt"
         return kind, value.encode("utf-8", "surrogateescape")
-    if isinstance(value, int | np.integer) and not isinstance(value, bool) and suffix not in _JSON:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and suffix not in JSON:
         return "cls", str(int(value)).encode()
     if isinstance(value, Mapping | list | tuple | float | bool | int | np.bool_ | np.floating | np.integer):
         return "json", _encoded(value, "json")
