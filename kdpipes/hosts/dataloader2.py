@@ -91,7 +91,9 @@ def note_position() -> None:
 def stamp() -> Stamp:
     """Return the stamp of a chain that is being pickled."""
     global _latest, _position_follows
-    _latest, has_position, _position_follows = next(_numbers), _position_follows, False
+    _latest = next(_numbers)
+    has_position = _position_follows
+    _position_follows = False
     return Stamp(_process, _latest, has_position)
 
 

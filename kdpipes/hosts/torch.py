@@ -126,7 +126,8 @@ def is_shared_out_by_accelerate(pipe: Any) -> bool:
     accelerate: Any = sys.modules.get("accelerate.data_loader")
     if accelerate is None:
         return False
-    info, active = get_worker_info(), accelerate.GradientState().active_dataloader
+    info = get_worker_info()
+    active = accelerate.GradientState().active_dataloader
     if info is not None and isinstance(info.dataset, accelerate.IterableDatasetShard):
         return holds(info.dataset, pipe)  # spawned workers do not know which loader is active
     return active is not None and holds(active.dataset, pipe)
@@ -185,7 +186,9 @@ class NumberedBatches(Dataset[Any]):
     """
 
     def __init__(self, loader: Loader, chain: Any, source: Any) -> None:
-        self._loader, self.chain, self._source = loader, chain, source
+        self._loader = loader
+        self.chain = chain
+        self._source = source
         self._batches: Iterator[Any] = iter(())
         self._next = -1
 
@@ -197,7 +200,8 @@ class NumberedBatches(Dataset[Any]):
             raise RuntimeError("A `kdp.Loader` has its own workers: read its `dataset` with `num_workers=0`.")
         (number,) = numbers
         if number != self._next:
-            self._batches, self._next = self._loader.from_batch(number), number
+            self._batches = self._loader.from_batch(number)
+            self._next = number
         self._next += 1
         try:
             return next(self._batches)

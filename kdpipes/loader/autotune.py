@@ -86,8 +86,10 @@ class _Window:
         elif self.asked is not None:
             self.waits.append(waited - self.waited)
             self.steps.append(max(now - self.asked - self.waits[-1], 0.0))
-        self.asked, self.waited = now, waited
-        elapsed, is_enough = self.elapsed(), len(self.waits) >= max(_MIN_BATCHES, 2 * self.num_workers)
+        self.asked = now
+        self.waited = waited
+        elapsed = self.elapsed()
+        is_enough = len(self.waits) >= max(_MIN_BATCHES, 2 * self.num_workers)
         return bool(self.waits) and elapsed >= _MIN_S and (is_enough or elapsed >= _MAX_S)
 
     def elapsed(self) -> float:
@@ -131,8 +133,11 @@ class Tuner:
         self.setting = Setting(num_workers or 1, prefetch or 2)
         self.reason = ""
         self.trials: list[dict[str, Any]] = []
-        self._finds_workers, self._finds_prefetch = num_workers is None, prefetch is None
-        self._clock, self._memory, self._child_memory = clock, memory, child_memory
+        self._finds_workers = num_workers is None
+        self._finds_prefetch = prefetch is None
+        self._clock = clock
+        self._memory = memory
+        self._child_memory = child_memory
         self._cores = available_cores() if cores is None else cores
         self._before: Setting | None = None  # the setting that a trial is compared with, and its rate
         self._rate_before = 0.0
@@ -152,9 +157,11 @@ class Tuner:
         """
         if self.reason or not self._window.note(self._clock(), waited_s):
             return None
-        window, before = self._window, self.setting
+        window = self._window
+        before = self.setting
         elapsed = window.elapsed()
-        rate, share = len(window.waits) / elapsed, sum(window.waits) / elapsed
+        rate = len(window.waits) / elapsed
+        share = sum(window.waits) / elapsed
         self.trials.append({**self.setting._asdict(), "batches_per_s": rate, "wait_share": share})
         self._decide(rate, share, window.share_of_rounds())
         self.begin()
@@ -188,7 +195,8 @@ class Tuner:
         if self._workers_reason:
             self.reason = self._workers_reason
             return
-        self._before, self._rate_before = self.setting, rate
+        self._before = self.setting
+        self._rate_before = rate
         self.setting = Setting(min(2 * number, _WORKERS_PER_CORE * self._cores), prefetch)
 
     def _limit(self, number: int) -> str:
@@ -196,7 +204,8 @@ class Tuner:
         most = _WORKERS_PER_CORE * self._cores
         if number >= most:
             return f"{number} workers are the limit of {self._cores} cores"
-        free, each = self._memory(), self._child_memory()
+        free = self._memory()
+        each = self._child_memory()
         if free is not None and number * each > _MEMORY_SHARE * free:
             return f"{2 * number} workers of {each / 2**20:,.0f} MiB each would take too much memory"
         return ""

@@ -95,7 +95,8 @@ class SharedBuffers:
     ) -> torch.Tensor:
         """Return a tensor in the buffer of the batch that is being made; of its own memory if there is no room."""
         count = math.prod(shape)
-        start, size = self._end, count * dtype.itemsize
+        start = self._end
+        size = count * dtype.itemsize
         if self._memory is None or not size or start + size > self._size or not self.has_room:
             return allocate(shape, dtype, memory_format)
         if self._filling is None:
@@ -129,7 +130,8 @@ class SharedBuffers:
         if self._filling is None:
             self._filling = heapq.heappop(self._free)
         self._reserve(self._filling, end)
-        offset, number = self._filling * self._size, self._filling
+        offset = self._filling * self._size
+        number = self._filling
         memory = np.frombuffer(self._memory, dtype=np.uint8)  # type: ignore[arg-type]
         places = [(offset + start, offset + end) for start, end in places]
         for (content, start_now), (start, end) in zip(arrays, places, strict=True):
@@ -162,13 +164,16 @@ class SharedBuffers:
         os.ftruncate(file.number, size * self._number)
         memory = mmap.mmap(file.number, size * self._number)
         self._close()
-        self.file, self._memory, self._size = file, memory, size
+        self.file = file
+        self._memory = memory
+        self._size = size
         self._reserved, self._free = [0] * self._number, list(range(self._number))
         self.arena += 1
 
     def _close(self) -> None:
         self.file = self._memory = self._filling = None
-        self._free, self._size = [], 0
+        self._free = []
+        self._size = 0
 
     def _reserve(self, number: int, size: int) -> None:
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -202,13 +207,8 @@ class BorrowedBuffers:
         self.arena: Arena | None = None
         self._is_detached = False
         self._is_reported = False  # the worker knows that the arena is detached
-        self._borrowed: dict[Place, weakref.ref[NDArray[Any]]] = {}  # by arena and buffer
+        self.borrowed: dict[Place, weakref.ref[NDArray[Any]]] = {}  # by arena and buffer; the user holds views of them
         self._released: deque[Place] = deque()  # appended to in any thread, wherever the last view is dropped
-
-    @property
-    def num_borrowed(self) -> int:
-        """How many buffers the user holds views of."""
-        return len(self._borrowed)
 
     def attach(self, number: int, file: SharedFile) -> None:
         """Use a new arena from now on; batches that have arrived before keep theirs."""
@@ -218,7 +218,9 @@ class BorrowedBuffers:
     def borrow(self, arena: Arena, number: int, places: Sequence[Place]) -> list[memoryview]:
         """Return the arrays in a buffer as views, all of which keep it from being written again."""
         memory = np.frombuffer(arena.memory, dtype=np.uint8)
-        key, borrowed, released = (arena.number, number), self._borrowed, self._released
+        key = (arena.number, number)
+        borrowed = self.borrowed
+        released = self._released
 
         def release(_: Any) -> None:
             borrowed.pop(key, None)
@@ -251,13 +253,9 @@ class BorrowedBuffers:
     def detach_borrowed(cls) -> None:
         """Never write again to arenas with borrowed buffers: a process is about to be forked."""
         for buffers in list(cls._all):
-            buffers.detach_if_borrowed()
-
-    def detach_if_borrowed(self) -> None:
-        """Never write to the arena again if the user holds views of it."""
-        arena = self.arena
-        if arena is not None and any(number == arena.number for number, _ in list(self._borrowed)):
-            self._is_detached = True
+            arena = buffers.arena
+            if arena is not None and any(number == arena.number for number, _ in list(buffers.borrowed)):
+                buffers._is_detached = True
 
 
 def pack(item: Any, given: Mapping[int, Given]) -> tuple[bytes, list[Array]]:
@@ -269,9 +267,11 @@ def pack(item: Any, given: Mapping[int, Given]) -> tuple[bytes, list[Array]]:
     Raises:
         TypeError: The batch cannot be pickled, or holds a tensor that is not in the CPU's memory.
     """
-    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    file = io.BytesIO()
+    buffers = list[pickle.PickleBuffer]()
     packer = _Packer(file, protocol=5, buffer_callback=buffers.append)
-    packer.given, packer.starts = given, {}
+    packer.given = given
+    packer.starts = {}
     try:
         packer.dump(item)
     except _DeviceTensorError:

@@ -102,16 +102,11 @@ class Channel:
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
-        self._outgoing = bytearray()
+        self.outgoing = bytearray()  # what was posted and has not been sent yet
         self._incoming = bytearray()
         self._received = bytearray(_READ_SIZE)
         self._arrived: deque[tuple[int, list[tuple[int, int, bytes]], int, Any]] = deque()
         self._files: deque[SharedFile] = deque()
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether something that was posted has not been sent yet."""
-        return bool(self._outgoing)
 
     def send(self, message: Message) -> None:
         """Send a message, and wait until the other side has room for it."""
@@ -122,10 +117,10 @@ class Channel:
 
     def post(self, content: bytes) -> None:
         """Send as much as is possible without waiting; the rest follows with the next call."""
-        self._outgoing += content
+        self.outgoing += content
         with contextlib.suppress(OSError):  # the worker is busy; or it is dead, which `receive` finds out
-            while self._outgoing:
-                del self._outgoing[: self.link.send(self._outgoing, socket.MSG_DONTWAIT)]
+            while self.outgoing:
+                del self.outgoing[: self.link.send(self.outgoing, socket.MSG_DONTWAIT)]
 
     def receive(self, *, wait: bool) -> list[Message] | None:
         """Return the messages that have arrived, after waiting for some bytes; None if the other side has ended."""
@@ -137,7 +132,8 @@ class Channel:
             return []
         except ConnectionResetError:
             return None
-        size, flags = self._arrived[0][0], self._arrived[0][2]
+        size = self._arrived[0][0]
+        flags = self._arrived[0][2]
         self._keep_files()
         if not size:
             return None

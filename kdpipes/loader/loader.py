@@ -277,10 +277,12 @@ class Loader:
                 self._copy_chain()
             if self._tuner is not None:
                 self._tuner.begin()
-            own, start = self._own, self._clock.upcoming()
+            own = self._own
+            start = self._clock.upcoming()
             if own is not None:
                 self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
-                then, now = self._sizes, self._checkpointer.sizes()
+                then = self._sizes
+                now = self._checkpointer.sizes()
                 if then not in (None, now):
                     if start.number or start.offset:
                         raise RuntimeError(
@@ -296,7 +298,9 @@ class Loader:
 
     def _open(self, epoch: int) -> None:
         """Start the reading service if it does not run, and begin an epoch; after an error, the next call begins it."""
-        service, own, seed = self.reading_service, self._own, seed_of(self._base_seed, epoch)
+        service = self.reading_service
+        own = self._own
+        seed = seed_of(self._base_seed, epoch)
         seeds: Any = Seeds(seed)
         if own is not service:
             seeds = call_slot("generator_of_seeds", seed) or seeds
@@ -316,7 +320,8 @@ class Loader:
     def _copy_chain(self) -> None:
         """Copy the chain and the reading service, for a service that starts."""
         chain = Chain.of(self._chain).copy_streams()
-        before, self.reading_service = self._own, copy.deepcopy(self._service)
+        before = self._own
+        self.reading_service = copy.deepcopy(self._service)
         own = self._own
         if own is None:
             for pipe in Chain.of(chain).pipes:
@@ -324,7 +329,8 @@ class Loader:
                     pipe.set_epoch(max(pipe.next_epoch() + self._clock.peek() - self._first_epoch, 0))
             fix_ranks(chain)
         elif before is not None:
-            own.clock, own.counters = before.clock, before.counters
+            own.clock = before.clock
+            own.counters = before.counters
         self._datapipe = chain if own is self.reading_service else call_slot("Shipped", chain)
 
     def _taken(self, batches: Batches) -> Any:
@@ -341,7 +347,8 @@ class Loader:
             self._begin()
         elif batches.is_fresh:  # the epoch may have been set since `iter(loader)`
             self._begin()
-        batches.interrupted_at, batches.is_fresh = None, False
+        batches.interrupted_at = None
+        batches.is_fresh = False
         if self._next_item is None:
             raise RuntimeError(
                 "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
@@ -375,7 +382,8 @@ class Loader:
 
     def _tune(self, batches: Batches) -> None:
         """Let other workers make the batches that follow, if the tuner tries another setting."""
-        own, tuner = self._own, self._tuner
+        own = self._own
+        tuner = self._tuner
         if own is None or tuner is None or tuner.reason:
             return
         with uninterrupted():  # the batch that has come must reach the loop
@@ -402,7 +410,8 @@ class Loader:
 
     def from_batch(self, number: int) -> Iterator[Any]:
         """Return an iterator over the next epoch from batch `number` on, for `loader.dataset`."""
-        own, dealer = self._own, Chain.of(self._dealt_part).numbering_deal()
+        own = self._own
+        dealer = Chain.of(self._dealt_part).numbering_deal()
         # The numbers of batches from lanes have gaps once a lane has ended, but trainers count batches.
         if own is None or dealer is None or dealer.has_lanes:
             return islice(iter(self), number, None)
@@ -506,7 +515,8 @@ class Loader:
             TypeError: The reading service is not one of kdpipes'.
         """
         own = _needed_own(self.reading_service, "stats()")
-        counters, busy_s = own.counters, own.counters.busy_s or float("inf")
+        counters = own.counters
+        busy_s = own.counters.busy_s or float("inf")
         of_caches: Counter[str] = Counter()
         for pipe in Chain.of(self._chain).of_type(Pipe):
             of_caches.update(pipe.counters())
@@ -543,7 +553,8 @@ class Loader:
                 upstream has replaced the samples of a stream, so that they have no keys.
             TypeError: The reading service is not one of kdpipes'.
         """
-        counters, pipes = _needed_own(self.reading_service, "receipt()").counters, self._checkpointer.pipes
+        counters = _needed_own(self.reading_service, "receipt()").counters
+        pipes = self._checkpointer.pipes
         sizes = self._checkpointer.sizes() if self._sizes is None else self._sizes
         skips = counters.skips.values()
         if counters.delivered.epoch == counters.dropped_skips:
@@ -590,7 +601,8 @@ class Loader:
     def shutdown(self) -> None:
         """End the workers; the next iteration starts new ones."""
         with uninterrupted():
-            service, stream = self.reading_service, self._stream
+            service = self.reading_service
+            stream = self._stream
             self._stream = self._next_item = None
             if stream is not None:
                 self._clock.is_fresh = False
@@ -613,7 +625,8 @@ class Loader:
     def _shown(self, batches: Any) -> Any:
         from tqdm.auto import tqdm  # it warns notebooks that lack widgets, which only a bar's user should see
 
-        begun, total = self._clock.position.number, None
+        begun = self._clock.position.number
+        total = None
         with contextlib.suppress(TypeError):  # streams have no length
             total = len(self)
         return tqdm(batches, total=total, initial=begun, unit="batch")

@@ -73,6 +73,7 @@ class Counters:
         self.times[sender] = times._replace(events=kept.events, batches=kept.batches), rows
 
 
+@dataclass(eq=False)
 class Merger:
     """The items of one epoch, from all workers, in the order of their numbers.
 
@@ -90,31 +91,20 @@ class Merger:
         limits: The limits of `on_error` on skipped samples.
     """
 
-    def __init__(
-        self,
-        workers: Sequence[Worker],
-        position: Position,
-        clock: EpochClock,
-        seeds: Sequence[Any],
-        counters: Counters,
-        *,
-        plan: LanePlan | None = None,
-        agreement: Agreement | None = None,
-        limits: SkipLimits | None = None,
-    ) -> None:
-        self._limits = limits
+    workers: Sequence[Worker]
+    position: Position
+    clock: EpochClock
+    seeds: Sequence[Any]
+    counters: Counters
+    plan: LanePlan | None = None
+    agreement: Agreement | None = None
+    limits: SkipLimits | None = None
+
+    def __post_init__(self) -> None:
         self._is_empty = True
-        self._plan = plan
-        self._agreement = agreement
-        self._num_groups = len(workers) if plan is None else plan.num_groups
+        self._num_groups = len(self.workers) if self.plan is None else self.plan.num_groups
         self._turn = -1  # the one that the ranks have agreed on
         self._due: list[bool] = []  # which groups of lanes give a batch in that turn
-        self._workers = workers
-        self._seeds = seeds
-        self._counters = counters
-        self._clock = clock
-        self._ended: set[int] = set()
-        self.position = position
         self._begin()
 
     def __iter__(self) -> Merger:
@@ -123,54 +113,55 @@ class Merger:
     def __next__(self) -> Any:
         started = time.perf_counter()
         try:
-            if any(worker.is_torn for worker in self._workers):
+            if any(worker.is_torn for worker in self.workers):
                 self._begin()
             return self._next()
         except StopIteration:
             raise
         except Exception:
-            self._ended.update(range(len(self._workers)))  # nothing comes after an error
-            agreement, self._agreement = self._agreement, None
-            if agreement is not None and self._plan is not None:
-                agreement.fail(self._plan)
+            self._ended.update(range(len(self.workers)))  # nothing comes after an error
+            agreement = self.agreement
+            self.agreement = None
+            if agreement is not None and self.plan is not None:
+                agreement.fail(self.plan)
             raise
         except BaseException:  # Ctrl-C: messages on their way may be lost
-            for worker in self._workers:
+            for worker in self.workers:
                 worker.is_torn = True
             raise
         finally:
-            self._counters.wait_s += time.perf_counter() - started
+            self.counters.wait_s += time.perf_counter() - started
 
     def is_ready(self) -> bool:
         """Return whether the next item has arrived, so that `next` returns it without waiting."""
         number = self.position.number
-        if self._agreement is not None and number // self._num_groups != self._turn:
+        if self.agreement is not None and number // self._num_groups != self._turn:
             return False
-        place = number % self._num_groups % len(self._workers)
-        worker = self._workers[place]
+        place = number % self._num_groups % len(self.workers)
+        worker = self.workers[place]
         if place in self._ended or worker.is_torn or not worker.is_ready():
             return False
         message = worker.peek()
         return message.kind is Kind.ITEM and message.number == number
 
     def _begin(self) -> None:
-        self._ended = set(range(self._num_groups, len(self._workers)))  # they have no lanes, so nobody asks them
-        self._same_damage = SameDamage(len(self._workers))
-        for worker, seeds in zip(self._workers, self._seeds, strict=True):
-            worker.begin(Assignment(self.position, seeds, self._counters.banned))
+        self._ended = set(range(self._num_groups, len(self.workers)))  # they have no lanes, so nobody asks them
+        self._same_damage = SameDamage(len(self.workers))
+        for worker, seeds in zip(self.workers, self.seeds, strict=True):
+            worker.begin(Assignment(self.position, seeds, self.counters.banned))
             worker.is_torn = False
 
     def _next(self) -> Any:
-        while self._agreement is not None or len(self._ended) < len(self._workers):
+        while self.agreement is not None or len(self._ended) < len(self.workers):
             number = self.position.number
-            if self._agreement is not None:
-                if number // self._num_groups != self._turn and not self._agree(self._agreement):
+            if self.agreement is not None:
+                if number // self._num_groups != self._turn and not self._agree(self.agreement):
                     break
                 if not self._due[number % self._num_groups]:
                     self.position = self.position._replace(number=number + 1)
                     continue
-            place = number % self._num_groups % len(self._workers)
-            worker = self._workers[place]
+            place = number % self._num_groups % len(self.workers)
+            worker = self.workers[place]
             message = None if place in self._ended else worker.peek()
             if message is None or message.number > number:  # skipped samples are counted in the order of batches, too
                 self.position = self.position._replace(number=number + 1)
@@ -181,27 +172,27 @@ class Merger:
             else:
                 self._same_damage.check(place, message.number)
                 item = worker.take()
-                delivered = self._counters.delivered
+                delivered = self.counters.delivered
                 # Of streams, whose epochs may not end, receipts need no numbers of batches without items.
                 if message.kind is Kind.OVER and not self.position.offset and not delivered.given.order:
                     delivered.dropped.add((self.position.epoch, number))
                 self.position = self.position.after(message.number, message.progress)
                 if message.kind is Kind.ITEM:
                     self._is_empty = False
-                    self._counters.num_items += 1
-                    self._counters.num_samples += message.progress.num_samples
-                    self._clock.ahead.append(self.position)
+                    self.counters.num_items += 1
+                    self.counters.num_samples += message.progress.num_samples
+                    self.clock.ahead.append(self.position)
                     return item
-        if self._is_empty and self._limits is not None:
-            self._limits.end()
+        if self._is_empty and self.limits is not None:
+            self.limits.end()
         raise StopIteration
 
     def _agree(self, agreement: Agreement) -> bool:
         """Agree with the other ranks on the batches of the next turn; return whether there are any."""
-        assert self._plan is not None
+        assert self.plan is not None
         self._turn = self.position.number // self._num_groups
         lanes: dict[int, tuple[bool, Cursor | None]] = {}
-        for place, worker in enumerate(self._workers):
+        for place, worker in enumerate(self.workers):
             is_known = False
             while not is_known and place not in self._ended:
                 message = worker.peek()
@@ -209,7 +200,7 @@ class Merger:
                     content = worker.take()
                     is_known = message.kind is Kind.TURN and message.number == self._turn * self._num_groups
                     lanes |= content if is_known else {}
-        self._due, cursors = agreement.on_turn(self._plan, lanes)
+        self._due, cursors = agreement.on_turn(self.plan, lanes)
         self.position = self.position._replace(cursors=merged(self.position.cursors, cursors))
         return any(self._due)
 
@@ -219,18 +210,18 @@ class Merger:
         Raises:
             Exception: The worker's error.
         """
-        worker = self._workers[place]
+        worker = self.workers[place]
         if message.kind is Kind.ERROR:
             raise _as_error(worker.take())
         if message.kind is Kind.SKIP:
             skip = worker.take()
-            self._counters.note(skip)
-            if self._limits is not None:
-                self._limits.count(skip)
-            if skip.is_shard and self._plan is None:
+            self.counters.note(skip)
+            if self.limits is not None:
+                self.limits.count(skip)
+            if skip.is_shard and self.plan is None:
                 self._same_damage.note(place, message.number, skip)
         elif message.kind is Kind.TIMES:
-            self._counters.note_times(*worker.take())
+            self.counters.note_times(*worker.take())
         elif message.kind is Kind.END:
             worker.take()
             self._ended.add(place)
@@ -313,7 +304,8 @@ def compare_ranks(chain: Any, position: Position, pipes: list[str]) -> None:
         RuntimeError: The ranks begin different epochs, or at different batches, or their chains differ. It is raised on
             all ranks.
     """
-    ranks, dealer = group_ranks(), Chain.of(chain).resumable_deal()
+    ranks = group_ranks()
+    dealer = Chain.of(chain).resumable_deal()
     if ranks is None or ranks.num_ranks == 1 or (dealer is not None and dealer.sharding().num_ranks != ranks.num_ranks):
         return
     starts: list[Any] = [None] * ranks.num_ranks

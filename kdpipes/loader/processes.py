@@ -118,7 +118,7 @@ class WorkerProcess:
         # come over the link is read first, since batches that a worker has sent before it died are good.
         self.channel.post(b"")
         poll = select.poll()
-        poll.register(self.channel.link, select.POLLIN | (select.POLLOUT if self.channel.is_sending else 0))
+        poll.register(self.channel.link, select.POLLIN | (select.POLLOUT if self.channel.outgoing else 0))
         poll.register(self.end, select.POLLIN)
         events = dict(poll.poll(None if timeout_s is None else timeout_s * 1000))
         if not events:
@@ -271,7 +271,8 @@ class ProcessWorker(Worker):
                 self._discard(message.content)
         self._messages.clear()
         self._deaths.clear()
-        self._assignment, self._position = assignment, assignment.position
+        self._assignment = assignment
+        self._position = assignment.position
         worker = self._worker
         if worker is not None and (self.is_torn or not worker.is_sound):
             self._counters.num_deaths += worker.has_ended() and not worker.is_over
@@ -356,7 +357,8 @@ class ProcessWorker(Worker):
 
     def _wait(self) -> None:
         """Wait for messages of the worker, or for its death."""
-        worker, timeout_s = self._worker, self._options.timeout_s
+        worker = self._worker
+        timeout_s = self._options.timeout_s
         if worker is None:
             raise RuntimeError("The loader has been closed, or its worker could not be started. Make a new one.")
         self._acknowledge(worker, 0, at_once=True)
@@ -404,7 +406,7 @@ class ProcessWorker(Worker):
             if packed.lack and not self._counters.num_slow:
                 _log.warning("%s", packed.lack)
             self._counters.num_slow += bool(packed.lack)
-        elif worker.buffers.num_borrowed < NUM_BORROWED:
+        elif len(worker.buffers.borrowed) < NUM_BORROWED:
             arrays = worker.buffers.borrow(arena, packed.buffer, packed.places)
         else:
             self._counters.num_copied += 1
@@ -431,14 +433,17 @@ class ProcessWorker(Worker):
         return ""
 
     def _discard(self, arrived: _Arrived) -> None:
-        buffer, arena = arrived.packed.buffer, arrived.arena
+        buffer = arrived.packed.buffer
+        arena = arrived.arena
         if buffer is not None and arena is not None:
             arrived.worker.buffers.release(arena, buffer)
         self._acknowledge(arrived.worker, 1, at_once=buffer is not None)
 
     def _replace(self, worker: WorkerProcess, cause: str) -> None:
         """Replace a worker that has died, or raise an error that describes its death."""
-        code, key, doing = worker.status(), "", "starting"
+        code = worker.status()
+        key = ""
+        doing = "starting"
         if worker.record is not None:
             key, doing = read_record(worker.record.number)
             doing = doing or f"making batch {self._position.number} or later"

@@ -130,7 +130,9 @@ class ProfiledProducer(Producer):
 
     def _report(self, send: Callable[[Message], None]) -> None:
         self._reported_at = clock()
-        nodes, batches, self._batches = self._probes.nodes, self._batches, []
+        nodes = self._probes.nodes
+        batches = self._batches
+        self._batches = []
         events: list[Any] = [(*nodes[node], *times) for node, *times in self._probes.meters.take_events()]
         counted = self._options.worker, os.getpid(), self._num_items, self._work_s, self._idle_s
         rows = [Row(*nodes[node], *row) for node, row in self._totals.items()]
@@ -210,7 +212,8 @@ class Measured(NamedTuple):
 def measured(chain: Any, service: Any) -> Measured:
     """Return what a reading service has measured of a loader's chain."""
     ends, part = main_part(chain, has_workers=service.has_workers)
-    counters, probes = service.counters, service.main_probes
+    counters = service.counters
+    probes = service.main_probes
     found = sorted(counters.times.items(), key=lambda item: (item[1][0].worker, item[0]))
     main_rows = (
         [] if probes is None else [Row(*probes.nodes[n], *row) for n, row in probes.meters.totals().items() if n >= 0]
@@ -412,10 +415,13 @@ class _Timed:
     __slots__ = ("_load", "_node", "_probes")
 
     def __init__(self, probes: Probes, node: int, load: Callable[..., Any]) -> None:
-        self._probes, self._node, self._load = probes, node, load
+        self._probes = probes
+        self._node = node
+        self._load = load
 
     def __call__(self, sample: Sample, *values: Any) -> Any:
-        probes, node = self._probes, self._node
+        probes = self._probes
+        node = self._node
         if not probes.is_on:
             return self._load(sample, *values)
         meter = probes.meters.here.meter
@@ -431,7 +437,10 @@ class _Items:
     """The items of a stream, each measured as it is made; `watched` is the place of a pipe that promises values."""
 
     def __init__(self, probes: Probes, items: Iterator[Any], node: int, watched: int | None) -> None:
-        self._probes, self._items, self._node, self._watched = probes, items, node, watched
+        self._probes = probes
+        self._items = items
+        self._node = node
+        self._watched = watched
 
     def __iter__(self) -> _Items:
         return self
@@ -469,9 +478,11 @@ class Meter:
 
     def run(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function and count its time for `node`, without the calls of other nodes in it."""
-        before, start = self._node, clock()
+        before = self._node
+        start = clock()
         self.rows[before][0] += start - self._since
-        self._node, self._since = node, start
+        self._node = node
+        self._since = start
         try:
             return function(*args)
         finally:
@@ -479,7 +490,8 @@ class Meter:
             row = self.rows[node]
             row[0] += end - self._since
             row[1] += 1
-            self._node, self._since = before, end
+            self._node = before
+            self._since = end
             if end - start >= _SHORTEST_S and self._room:
                 self._room -= 1
                 self.events.append((node, start, end))
@@ -490,7 +502,8 @@ class Meter:
 
     def take(self) -> dict[int, list[float]]:
         """Return the counts since the last call, and reset them."""
-        taken, self.rows = self.rows, defaultdict(lambda: [0.0, 0, 0])
+        taken = self.rows
+        self.rows = defaultdict(lambda: [0.0, 0, 0])
         return taken
 
 
@@ -517,7 +530,8 @@ class Meters:
         """Return the calls of all threads since the last call of this method."""
         taken = []
         for meter in list(self.all):
-            events, meter.events = meter.events, []
+            events = meter.events
+            meter.events = []
             taken += events
         return taken
 

@@ -69,7 +69,10 @@ class Given:
         self.kept.append(kept)
         self.num_kept += len(kept)
         if self.num_kept > _MAX_KEPT:
-            every, self.kept, self.num_kept, self.share = np.concatenate(self.kept), [], 0, self.share * 2
+            every = np.concatenate(self.kept)
+            self.kept = []
+            self.num_kept = 0
+            self.share = self.share * 2
             self._keep(every)
         elif len(self.kept) > _BLOCK:
             self.kept = [np.concatenate(self.kept)]
@@ -99,16 +102,23 @@ class Delivered:
         self.dropped = {(epoch, number) for epoch, number in self.dropped if (epoch, number) < position[:2]}
         if position.epoch == self.epoch and self.first <= position.number <= self.stop:
             if position.number < self.stop and self.given.order:
-                self.first, self.given = position.number, Given()
+                self.first = position.number
+                self.given = Given()
             self.stop = position.number
         elif position.number or position.epoch == self.epoch:
-            self.epoch, self.first, self.stop, self.given = position.epoch, position.number, position.number, Given()
+            self.epoch = position.epoch
+            self.first = position.number
+            self.stop = position.number
+            self.given = Given()
 
     def note(self, position: Position) -> None:
         """Note the position after an item that was delivered."""
         if position.epoch != self.epoch:
             self.dropped = {place for place in self.dropped if place[0] == position.epoch}
-            self.epoch, self.first, self.stop, self.given = position.epoch, 0, 0, Given()
+            self.epoch = position.epoch
+            self.first = 0
+            self.stop = 0
+            self.given = Given()
         self.stop = position.number
         if position.hashes:
             self.given.add(position.hashes)
@@ -199,7 +209,10 @@ def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: 
     num_batches, num_samples = plans[0].num_batches, plans[0].num_samples  # the ordinals from there on are padding
     batches = range(delivered.first, max(min(delivered.stop, num_batches), delivered.first))
     left_out = [skip.ordinal for skip in skips if not skip.is_shard]
-    planned, given, skipped, num_padding = _Digest(), _Digest(), _Digest(), 0
+    planned = _Digest()
+    given = _Digest()
+    skipped = _Digest()
+    num_padding = 0
     for plan in plans:
         for ordinals, positions in _parts(plan, range(num_batches)):
             planned.add(positions[ordinals < num_samples])
@@ -207,7 +220,8 @@ def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: 
     all_dropped = np.concatenate([np.zeros(0, np.int64), *map(plans[ranks.rank].ordinals, dropped)])
     for ordinals, positions in _parts(plans[ranks.rank], batches):
         is_dropped = np.isin(ordinals, all_dropped)
-        is_skipped, is_padding = np.isin(ordinals, left_out), ordinals >= num_samples
+        is_skipped = np.isin(ordinals, left_out)
+        is_padding = ordinals >= num_samples
         given.add(positions[~is_skipped & ~is_padding & ~is_dropped])
         skipped.add(positions[is_skipped & ~is_padding])
         num_padding += int((is_padding & ~is_skipped & ~is_dropped).sum())
@@ -224,7 +238,8 @@ def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: 
 
 
 def _samples_of_stream(deal: DealerIterDataPipe, delivered: Delivered, skips: list[Skip]) -> dict[str, Any]:
-    given, num_batches = delivered.given, len(deal) if deal.clock.continues else None
+    given = delivered.given
+    num_batches = len(deal) if deal.clock.continues else None
     if given.num_unknown:
         raise ChainError(
             "A receipt of a stream needs the keys of its samples, but a stock pipe upstream of `deal` has made "
@@ -413,11 +428,13 @@ def _gaps(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
     Rank r of n has the share from r/n to (r+1)/n of each global batch, so receipts of different numbers of ranks fit
     together.
     """
-    covered, end = [], receipts[0]["num_batches"]
+    covered = []
+    end = receipts[0]["num_batches"]
     if end is None:  # of a stream: after the last batch that is known
         end = 1 + max(number or 0 for receipt in receipts for number in receipt["batches"])
     for receipt in receipts:
-        rank, num_ranks = receipt["rank"], receipt["num_ranks"]
+        rank = receipt["rank"]
+        num_ranks = receipt["num_ranks"]
         begin, stop = receipt["batches"]
         stop = end if stop is None else stop
         covered.append((begin, stop, Fraction(rank, num_ranks), Fraction(rank + 1, num_ranks)))
@@ -436,6 +453,7 @@ def _gaps(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
                 shown = f"batch {begin}" if end == begin + 1 else f"batches {begin} to {end - 1}"
                 if receipts[0]["num_batches"] is None and end == rows[-1]:
                     shown = f"batches from {begin} on"
-                rank, num_ranks = left / (right - left), 1 / (right - left)
+                rank = left / (right - left)
+                num_ranks = 1 / (right - left)
                 whose = f" of rank {rank} of {num_ranks}" if num_ranks > 1 else ""
                 yield f"{shown}{whose}: {f'delivered {times} times' if times else 'not delivered'}."

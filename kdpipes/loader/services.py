@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import os
 import socket
@@ -36,6 +35,7 @@ from kdpipes.loader.processes import NUM_BORROWED, ProcessPool, ProcessWorker, n
 from kdpipes.loader.profile import Probes
 from kdpipes.loader.threads import InlineWorker, ThreadWorker
 from kdpipes.loader.worker import Options, Seeds, Worker, seed_of
+from kdpipes.storage.access import check_timeout
 from kdpipes.storage.jobs import Payload
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
                 "`.sharding_round_robin_dispatch()` needs torchdata's MultiProcessingReadingService. `.deal()` gives "
                 "each worker batches of its own, without a process in between."
             )
-        self._chain, self._num_main = chain, len(ends)
+        self._chain = chain
+        self._num_main = len(ends)
         self._checkpointer = Checkpointer(chain, self.num_workers)
         for pipe in Chain.of(chain).of_type(Pipe):
             pipe.prepare_for_workers()
@@ -151,7 +152,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
     def finalize(self) -> None:
         """Called by DataLoader2 at the end: end the workers."""
         with uninterrupted():
-            workers, self._workers = self._workers, []
+            workers = self._workers
+            self._workers = []
             for worker in workers:
                 worker.stop()
             for worker in workers:
@@ -200,7 +202,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def deliver(self, _: Batches | None = None) -> Any:
         """Return the next item of the main process's pipes, and note where the loader stands after it."""
-        clock, counters = self.clock, self.counters
+        clock = self.clock
+        counters = self.counters
         if not self._workers:
             raise RuntimeError(
                 "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
@@ -222,10 +225,13 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         return item
 
     def _merger(self) -> Merger:
-        clock, chain, num_workers = self.clock, Chain.of(self._chain), len(self._workers)
+        clock = self.clock
+        chain = Chain.of(self._chain)
+        num_workers = len(self._workers)
         position = clock.latest
         seeds = self._seeds if self.base_seed is None else Seeds(seed_of(self.base_seed, position.epoch))
-        dealer, handler = chain.resumable_deal(), chain.error_handler()
+        dealer = chain.resumable_deal()
+        handler = chain.error_handler()
         limits = plan = None
         if dealer is not None and handler is not None:
             limits = SkipLimits(handler, dealer.sharding().num_ranks, position.number)
@@ -240,20 +246,15 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
             clock,
             [None if seeds is None else seeds.spawn(number) for number in range(num_workers)],
             self.counters,
-            plan=plan,
-            agreement=None if plan is None else self._agreement,
-            limits=limits,
+            plan,
+            None if plan is None else self._agreement,
+            limits,
         )
 
-    def _pause(self, pause_fn: Any = None) -> Any:
-        """Called by DataLoader2's `limit`; does nothing, because the state is right at any moment."""
-        return pause_fn
+    def _pause(self, num_batches: int | None = None) -> None:
+        """Called by DataLoader2's `pause`, `resume` and `limit`; does nothing: the state is right at any moment."""
 
-    def _resume(self, resume_fn: Any = None) -> Any:
-        return resume_fn
-
-    def _limit(self, num_batches: int | None, limit_fn: Any = None) -> Any:
-        return limit_fn
+    _resume = _limit = _pause
 
 
 class InlineReadingService(ReadingService):
@@ -289,7 +290,7 @@ class ThreadReadingService(ReadingService):
         super().__init__()
         self.num_workers = check_count("num_threads", num_threads)
         self.prefetch = check_count("prefetch", prefetch)
-        self.timeout_s = _check_timeout(timeout_s)
+        self.timeout_s = check_timeout(timeout_s)
 
     def _start_workers(self) -> list[Worker]:
         chains = [Chain.of(self._chain).copy_streams() for _ in range(self.num_workers)]
@@ -364,7 +365,7 @@ class ProcessReadingService(ReadingService):
         if self.max_worker_deaths < self.num_deaths:
             rule = f"at least {self.num_deaths}, which is `num_deaths`"
             raise ValueError(must_be("max_worker_deaths", rule, max_worker_deaths, "Pass both."))
-        self.timeout_s = _check_timeout(timeout_s)
+        self.timeout_s = check_timeout(timeout_s)
         self.threads_per_worker = check_count("threads_per_worker", threads_per_worker)
 
     def _start_workers(self) -> list[Worker]:
@@ -399,16 +400,6 @@ class ProcessReadingService(ReadingService):
             pool.close()
             raise
         return workers
-
-
-def _check_timeout(timeout_s: Any) -> float | None:
-    if timeout_s is None:
-        return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
-        raise TypeError(must_be("timeout_s", "a number of seconds, or None", timeout_s))
-    if not (timeout_s > 0 and math.isfinite(timeout_s)):
-        raise ValueError(must_be("timeout_s", "above 0 and finite", timeout_s, "None waits for ever."))
-    return float(timeout_s)
 
 
 class Batches:
@@ -470,7 +461,8 @@ class Batches:
 
     def resume(self) -> None:
         """Continue after `pause`, or after a `limit`."""
-        self._left, self._is_paused = self._limit, False
+        self._left = self._limit
+        self._is_paused = False
 
 
 class _ItemPipe(Streaming[Any], IterDataPipe[Any]):

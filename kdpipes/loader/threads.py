@@ -58,7 +58,8 @@ class _Queue:
     def next_assignment(self) -> Assignment | None:
         with self.changed:
             self.changed.wait_for(self._is_outdated)
-            assignment, self.assignment = self.assignment, None
+            assignment = self.assignment
+            self.assignment = None
             return None if self.is_stopped else assignment
 
     def send(self, message: Message) -> None:
@@ -99,7 +100,8 @@ class ThreadWorker(Worker):
 
     def _start(self) -> None:
         self._queue = _Queue(self._options.prefetch)
-        name, arguments = f"kdpipes worker {self._options.worker}", (self.producer, self._queue)
+        name = f"kdpipes worker {self._options.worker}"
+        arguments = (self.producer, self._queue)
         self._thread = threading.Thread(target=follow, args=arguments, name=name, daemon=True)
         self._thread.start()
         # Neither the thread nor the finalizer refers to this worker, so that it ends when its loader is dropped.

@@ -23,7 +23,8 @@ class Seeds:
     """The seeds of the stock pipes of one worker, with the methods of torchdata's `SeedGenerator`."""
 
     def __init__(self, seed: int, worker: int = 0) -> None:
-        self._seed, self._worker = seed, worker
+        self._seed = seed
+        self._worker = worker
         self._num_shared = self._num_own = 0
 
     def generate_shared_seed(self) -> int:
@@ -124,16 +125,20 @@ class _EpochMonitor(Monitor):
     """
 
     def __init__(self, send: Callable[[Message], None], banned: Mapping[str, str], *, splits: bool) -> None:
-        self._send, self._splits = send, splits
+        self._send = send
+        self._splits = splits
         self.banned = banned
         self.is_worker = True
         self.number: int | None = None  # of the next item, where no `deal` numbers the items
+        self.step = 0  # between the numbers of two items
         self._batch: Dealt | None = None
         self._num_items = self._num_skipped = 0  # of that batch
 
     def begin_batch(self, dealt: Dealt) -> None:
         self.finish()
-        self._batch, self._num_items, self._num_skipped = dealt, 0, 0
+        self._batch = dealt
+        self._num_items = 0
+        self._num_skipped = 0
 
     def finish(self) -> None:
         """Tell that the batch is over, unless its item has told it."""
@@ -152,14 +157,22 @@ class _EpochMonitor(Monitor):
 
     def send_item(self, item: Any, start: Position) -> bool:
         """Send an item of the batch, unless it comes before `start`; return whether it was sent."""
+        if self.number is not None:
+            number = self.number
+            self.number += self.step
+            if number >= start.number:
+                self._send(Message(Kind.ITEM, number, item))
+            return number >= start.number
         batch = self._batch
         assert batch is not None
         self._num_items += 1
         if batch.number == start.number and self._num_items <= start.offset:
             return False
-        num_samples, hashes = 0, b""
+        num_samples = 0
+        hashes = b""
         if self._num_items == 1:
-            num_samples, hashes = batch.num_samples - self._num_skipped, bytes(batch.hashes)
+            num_samples = batch.num_samples - self._num_skipped
+            hashes = bytes(batch.hashes)
         if self._splits:
             progress = Progress(self._num_items, num_samples, (), hashes)
         else:
@@ -193,9 +206,13 @@ class Producer:
 
     def epoch(self, assignment: Assignment, send: Callable[[Message], None]) -> Iterator[None]:
         """Make the items of one epoch, and pass each message to `send`; to be resumed for the next item."""
-        start, has_numbers = assignment.position, self._dealer is not None
+        start = assignment.position
+        has_numbers = self._dealer is not None
         monitor = _EpochMonitor(send, assignment.banned, splits=has_numbers and not self.is_one_to_one)
-        monitor.is_worker = has_numbers
+        if not has_numbers:
+            monitor.is_worker = False
+            monitor.number = self._options.worker
+            monitor.step = self._options.num_workers
         try:
             if assignment.seeds is not None:
                 _seed_stock_pipes(self._chain, assignment.seeds)
@@ -206,12 +223,10 @@ class Producer:
             if has_numbers:
                 clock = self._dealer.clock
                 clock.resume_at(start._replace(epoch=clock.peek()))
-                for item in self._chain:
-                    if monitor.send_item(item, start):
-                        yield
-                monitor.finish()
-            else:
-                yield from self._counted(start, send, monitor)
+            for item in self._chain:
+                if monitor.send_item(item, start):
+                    yield
+            monitor.finish()
             for each in self._pipes:
                 each.end_epoch(in_worker=True)
         except Exception as error:
@@ -226,15 +241,6 @@ class Producer:
         """Close files that the chain keeps open between epochs."""
         for dealer in self._dealers:
             dealer.close_kept()
-
-    def _counted(self, start: Position, send: Callable[[Message], None], monitor: _EpochMonitor) -> Iterator[None]:
-        monitor.number = self._options.worker
-        for item in self._chain:
-            number = monitor.number
-            monitor.number += self._options.num_workers
-            if number >= start.number:
-                send(Message(Kind.ITEM, number, item))
-                yield
 
 
 class Orders(Protocol):

@@ -129,7 +129,8 @@ class Sender:
 
     def is_far_ahead(self) -> bool:
         """Return whether as many batches or bytes are waiting as may be made ahead."""
-        number, size = len(self._ahead), sum(self._ahead)
+        number = len(self._ahead)
+        size = sum(self._ahead)
         if number and size + self._ahead[-1] > self._options.max_bytes:
             return True
         if number < self._options.prefetch:

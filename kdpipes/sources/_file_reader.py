@@ -28,7 +28,7 @@ class FileReader:
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._ahead = RangeReader(read=lambda span: read_url(span.url, size=span.version.size))
+        self._ahead = RangeReader(lambda span: read_url(span.url, size=span.version.size))
         self._habit = Habit()
         self.forget()
         forget_after_fork(self)

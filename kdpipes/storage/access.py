@@ -81,7 +81,8 @@ def current_access() -> Access:
 @contextmanager
 def using(access: Access) -> Iterator[None]:
     """Set how this thread, and the threads that it hands work to, reach storage."""
-    before, _own.access = _own.access, access
+    before = _own.access
+    _own.access = access
     try:
         yield
     finally:
@@ -99,7 +100,8 @@ class Threads:
     def __init__(self, number: int, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], Access] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._num_missing, self._name = number, name
+        self._num_missing = number
+        self._name = name
         weakref.finalize(self, _end, self._jobs, number)
 
     def submit(self, action: Callable[[], Result]) -> Future[Result]:

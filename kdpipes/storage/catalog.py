@@ -39,7 +39,8 @@ Result = TypeVar("Result")
 HasCopy = Callable[[str, Version], bool]
 CopyOf = Callable[[str, Version], str | None]
 
-_NUM_THREADS, _NUM_THREADS_LOCAL = 16, 4
+_NUM_THREADS = 16
+_NUM_THREADS_LOCAL = 4
 _SMALL = 1 << 18  # bytes of storage that are read in the time of a request
 _AT_ONCE = 512  # samples whose members are requested at a time
 _NUM_READINGS = 3  # of a shard that arrives damaged
@@ -221,7 +222,8 @@ def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> Sh
 
 def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str, Column]:
     """Return columns of a remote shard from the members that they need, of which many are requested at a time."""
-    kept, ranges = ColumnBuilder(url, names), RangeReader()
+    kept = ColumnBuilder(url, names)
+    ranges = RangeReader()
     places = {name: known for name, known in index.fields.items() if kept.needs(name)}
     for begin in range(0, len(index.keys), _AT_ONCE):
         spans = {
@@ -233,7 +235,8 @@ def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str
         ranges.prefetch(spans.values())
         contents: dict[int, dict[str, bytes]] = defaultdict(dict)
         for (sample, name), span in spans.items():
-            contents[sample][name], checksums = ranges.read(span), places[name].checksums
+            contents[sample][name] = ranges.read(span)
+            checksums = places[name].checksums
             if checksums is not None and crc32(contents[sample][name]) != int(checksums[sample]):
                 raise DataError(f"Member {name!r} of sample {index.keys[sample]!r} in {url!r} is damaged.")
         for sample in range(begin, min(begin + _AT_ONCE, len(index.keys))):
@@ -243,7 +246,8 @@ def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str
 
 def _index_remote(url: str, version: Version, columns: Sequence[str]) -> ShardIndex:
     """Index a remote shard; if it arrives damaged, judging by its structure or its MD5, it is read again."""
-    due, seen = md5_of(version), set[str]()
+    due = md5_of(version)
+    seen = set[str]()
 
     def read() -> tuple[ShardIndex, str]:
         checksum = hashlib.md5(usedforsecurity=False)

@@ -195,7 +195,8 @@ def in_batches(entries: Iterable[tuple[Name, bytes]], num_bytes: int) -> Iterato
         size += len(content)
         if size >= num_bytes:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 

@@ -115,7 +115,8 @@ def _pth(content: bytes) -> Any:
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield each tensor in a value once."""
-    waiting, seen = [value], set[int]()
+    waiting = [value]
+    seen = set[int]()
     while waiting:
         part = waiting.pop()
         if id(part) in seen:

@@ -72,14 +72,16 @@ def filesystem_of(url: str) -> tuple[Any, str]:
     own. One is used for all URLs of a protocol, unless they hold more than the place of a file (`sftp://user@host/`).
     Changes of `fsspec.config.conf` and `clear_instance_cache()` take effect at the next call.
     """
-    options, token = current_access().storage_options, current_access().token
+    options = current_access().storage_options
+    token = current_access().token
     if split_chain(url)[1]:
         guards = {name: _guard(name) | options.get(name, {}) for name in _HTTP if f"{name}://" in url}
         return fsspec.core.url_to_fs(url, **options | guards)  # type: ignore[no-any-return]
     protocol = fsspec.core.split_protocol(url)[0] or "file"
     settings = fsspec.config.conf.get(protocol) or {}
     mine: dict[str, _Known] = _own.__dict__
-    of_all, of_one = f"{token}{protocol}://", f"{token}{url}"
+    of_all = f"{token}{protocol}://"
+    of_one = f"{token}{url}"
     for table in (mine, _shared):
         known = table.get(of_all) or table.get(of_one)
         if known is not None and known.is_current(settings):

@@ -152,7 +152,8 @@ def _may_fit(then: Version, now: Version, place: str, url: str) -> bool:
 
 def _is_newer(place: str, url: str) -> bool:
     """Return whether an index is known to be at least as new as its shard."""
-    index, shard = stat_of(place).modified, stat_of(url).modified
+    index = stat_of(place).modified
+    shard = stat_of(url).modified
     return index is not None and shard is not None and index >= shard
 
 
@@ -208,7 +209,8 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
         join: Joins the indexes anew.
     """
     path = cache_folder("indexes") / f"{cached_name(urls[0], *map(identity_of, urls))}.joined"
-    note, asked = path.with_suffix(".seen"), time.time()
+    note = path.with_suffix(".seen")
+    asked = time.time()
     with ExitStack() as stack:
         # Other processes that open the same shards wait, and then map what this one has made. Without a lock, if the
         # cache is read-only, each process joins the indexes for itself.
@@ -348,7 +350,8 @@ def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, Shar
     by_name = {f"{url.rpartition('/')[2]}.index": url for url in urls}
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         for member in tar:
-            url, file = by_name.get(member.name), tar.extractfile(member) if member.name in by_name else None
+            url = by_name.get(member.name)
+            file = tar.extractfile(member) if member.name in by_name else None
             if url is not None and file is not None:
                 yield url, ShardIndex.from_bytes(file.read(), f"{url}.index")
 

@@ -104,7 +104,8 @@ def in_parallel(
     The threads reach storage as the caller does, and do not delay the end of the process. After an error, no thread
     begins another item. With `stop`, that is called then, and the error is raised once all threads are idle.
     """
-    threads, rest = Threads(num_threads, "kdpipes-jobs"), iter(items)
+    threads = Threads(num_threads, "kdpipes-jobs")
+    rest = iter(items)
     pending: deque[Future[Result]] = deque()
     try:
         while True:
@@ -155,7 +156,9 @@ def _in_workers(
             with sharing(), contextlib.suppress(Exception):
                 pickling.dumps(function)
             warn_of_handles(function, is_forked=multiprocessing.get_start_method() == "fork")
-            num_at_once, name, payload = min(num_workers, len(jobs)), _OWN, None
+            num_at_once = min(num_workers, len(jobs))
+            name = _OWN
+            payload = None
             executor = stack.enter_context(_own_pool(function, num_at_once)) if jobs else None
         else:
             payload = dumps_with_pillow(function)

@@ -116,7 +116,8 @@ class ObjectReader(FsspecReader):
     def client(self) -> Any:
         """Return obstore's client of the bucket; None if obstore is not installed or lacks an option."""
         clients: dict[tuple[int, str, float | None], Any] = self.filesystem.__dict__.setdefault("_kdpipes_clients", {})
-        bucket, timeout = self.path.partition("/")[0], current_access().timeout_s
+        bucket = self.path.partition("/")[0]
+        timeout = current_access().timeout_s
         # A client belongs to a process. 64 threads that begin together would make 64 clients in 20 s of CPU.
         name = os.getpid(), bucket, timeout
         if name not in clients:
@@ -207,7 +208,8 @@ def _copied_library() -> _Library | None:
         descriptor = os.memfd_create("obstore")
         try:
             with open(str(original.__file__), "rb") as file:  # noqa: PTH123
-                size, place = os.fstat(file.fileno()).st_size, 0
+                size = os.fstat(file.fileno()).st_size
+                place = 0
                 while place < size:
                     place += os.sendfile(descriptor, file.fileno(), place, size - place)
             path = f"/proc/self/fd/{descriptor}"
@@ -267,7 +269,8 @@ def _s3_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Client
     from botocore.config import Config
     from botocore.session import Session
 
-    client_kwargs, config_kwargs = options.get("client_kwargs", {}), options.get("config_kwargs", {})
+    client_kwargs = options.get("client_kwargs", {})
+    config_kwargs = options.get("config_kwargs", {})
     if not (client_kwargs.keys() <= {"endpoint_url", "region_name"} and config_kwargs.keys() <= _TUNING):
         return None
     if bucket.startswith("arn:") or bucket.endswith("--x-s3"):
@@ -277,7 +280,8 @@ def _s3_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Client
     region = client_kwargs.get("region_name") or session.get_config_variable("region")
     if endpoint is None:
         client = session.create_client("s3", region_name=region, config=Config(signature_version=UNSIGNED))
-        endpoint, region = client.meta.endpoint_url, client.meta.region_name
+        endpoint = client.meta.endpoint_url
+        region = client.meta.region_name
     config = {"endpoint": endpoint, "region": "us-east-1" if region in (None, "aws-global") else region}
     if options.get("requester_pays"):
         config["request_payer"] = True
@@ -325,15 +329,20 @@ def _gcs_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Clien
 
 def _azure_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Client | None:
     """Return how to reach Azure Blob Storage, as adlfs does: by a connection string, a token, a key or a signature."""
-    account, key, signature = filesystem.account_name, filesystem.account_key, filesystem.sas_token
+    account = filesystem.account_name
+    key = filesystem.account_key
+    signature = filesystem.sas_token
     endpoint = f"https://{options.get('account_host') or f'{account}.blob.core.windows.net'}"
     tokens = filesystem.sync_credential
     if filesystem.connection_string:
         parts = dict(part.split("=", 1) for part in filesystem.connection_string.split(";") if "=" in part)
         if "AccountName" not in parts:
             return None
-        account, key, signature = parts["AccountName"], parts.get("AccountKey"), parts.get("SharedAccessSignature")
-        suffix, scheme = parts.get("EndpointSuffix", "core.windows.net"), parts.get("DefaultEndpointsProtocol", "https")
+        account = parts["AccountName"]
+        key = parts.get("AccountKey")
+        signature = parts.get("SharedAccessSignature")
+        suffix = parts.get("EndpointSuffix", "core.windows.net")
+        scheme = parts.get("DefaultEndpointsProtocol", "https")
         endpoint = parts.get("BlobEndpoint") or f"{scheme}://{account}.blob.{suffix}"
         tokens = None
     elif filesystem.credential is not None and tokens is None:

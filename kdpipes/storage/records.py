@@ -219,7 +219,8 @@ def write_part(path: Path, records: Iterable[WrittenSample], tag: str) -> ShardI
 
 def _make_room(env: Any, batch: list[tuple[int, bytes]]) -> None:
     """Grow the file for a transaction, by a rule that depends on the records alone."""
-    info, page_size = env.info(), env.stat()["psize"]
+    info = env.info()
+    page_size = env.stat()["psize"]
     needed = (info["last_pgno"] + 1) * page_size + _SLACK + sum(2 * len(content) + 64 for _, content in batch)
     size = info["map_size"]
     while size < needed:

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -27,7 +27,8 @@ from kdpipes.storage.readers import Content, Stat, Version, Wanted, is_other
 from kdpipes.storage.retries import NUM_SILENT, NoRangesError, SilenceError, hedged, in_time, retried, what_went_wrong
 from kdpipes.storage.urls import is_local
 
-_FIRST_CHUNK, _LARGEST_CHUNK = 1 << 20, 1 << 23
+_FIRST_CHUNK = 1 << 20
+_LARGEST_CHUNK = 1 << 23
 _MOST_CONFIRMED = 100_000
 _NUM_AHEAD = 6  # chunks under way, of a file that is being read to its end
 _NUM_WHOLE = 8  # of a file of which all is wanted and nothing needed soon
@@ -97,6 +98,7 @@ class _Request:
     num_due: int = 0
 
 
+@dataclass(eq=False)
 class RangeReader:
     """Reads spans. Threads read prefetched spans ahead, with near neighbors in one request.
 
@@ -104,42 +106,28 @@ class RangeReader:
     others have been read. Safe for threads and for forked processes. A copy starts empty.
 
     Args:
+        read_file: A function that reads a span that was prefetched, in place of `read_range`: its whole file, if all
+            spans are whole files.
         max_gap: How many bytes between two prefetched spans are read along, to make one request of both.
         max_span: The maximum size in bytes of a request for several spans.
         max_bytes: The maximum number of bytes kept; beyond that, spans that were prefetched first are dropped.
         max_spent: The maximum number of bytes kept that have been read as often as they were prefetched.
         num_threads: The maximum number of requests under way.
-        read: A function that reads a span that was prefetched, in place of `read_range`: its whole file, if all spans
-            are whole files.
     """
 
-    def __init__(
-        self,
-        *,
-        read: Callable[[Span], bytes] | None = None,
-        max_gap: int = 1 << 16,
-        max_span: int = 1 << 23,
-        max_bytes: int = 1 << 28,
-        max_spent: int = 1 << 25,
-        num_threads: int = 64,
-    ) -> None:
-        self._max_gap, self._max_span, self._num_threads = max_gap, max_span, num_threads
-        self._max_bytes, self._max_spent = max_bytes, max_spent
-        self._anew = partial(
-            RangeReader,
-            read=read,
-            max_gap=max_gap,
-            max_span=max_span,
-            max_bytes=max_bytes,
-            max_spent=max_spent,
-            num_threads=num_threads,
-        )
-        self._read_file = read
+    read_file: Callable[[Span], bytes] | None = None
+    max_gap: int = 1 << 16
+    max_span: int = 1 << 23
+    max_bytes: int = 1 << 28
+    max_spent: int = 1 << 25
+    num_threads: int = 64
+
+    def __post_init__(self) -> None:
         self.forget()
         forget_after_fork(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._anew, ()
+        return RangeReader, tuple(getattr(self, each.name) for each in fields(self))
 
     def forget(self) -> None:
         """Start over, without threads and spans."""
@@ -165,8 +153,8 @@ class RangeReader:
                     self._expect(known)
                     due.add(known)
             if missing and self._threads is None:
-                self._threads = Threads(self._num_threads, "kdpipes-ranges")
-            for span in dict.fromkeys(missing) if self._read_file else _merged(missing, self._max_gap, self._max_span):
+                self._threads = Threads(self.num_threads, "kdpipes-ranges")
+            for span in dict.fromkeys(missing) if self.read_file else _merged(missing, self.max_gap, self.max_span):
                 if not self._make_room(span.stop - span.start, due):
                     break
                 due.add(span)
@@ -195,12 +183,12 @@ class RangeReader:
         with self._lock:
             if self._ahead.get(known) is request:
                 self._note_read(known, request)
-        if self._read_file is not None:
+        if self.read_file is not None:
             return bytes(content)
         return bytes(content[span.start - known.start : span.stop - known.start])
 
     def _read_now(self, span: Span, num_silent: int = NUM_SILENT) -> Content:
-        return read_range(span, num_silent=num_silent) if self._read_file is None else self._read_file(span)
+        return read_range(span, num_silent=num_silent) if self.read_file is None else self.read_file(span)
 
     def _covering(self, span: Span) -> Span | None:
         if span in self._ahead:
@@ -226,7 +214,7 @@ class RangeReader:
         self._forget_spent(known)
         self._spent[known] = None
         self._num_spent += known.stop - known.start
-        while self._num_spent > self._max_spent:
+        while self._num_spent > self.max_spent:
             self._remove(next(iter(self._spent)))
 
     def _forget_spent(self, known: Span) -> None:
@@ -236,12 +224,12 @@ class RangeReader:
 
     def _make_room(self, size: int, due: set[Span]) -> bool:
         """Drop spans that were read, then the oldest ones, but none in `due`; return whether there is room."""
-        while self._num_bytes + size > self._max_bytes and self._ahead:
+        while self._num_bytes + size > self.max_bytes and self._ahead:
             oldest = next(iter(self._spent or self._ahead))
             if oldest in due:
                 break
             self._remove(oldest)
-        return self._num_bytes + size <= self._max_bytes or not self._ahead
+        return self._num_bytes + size <= self.max_bytes or not self._ahead
 
     def _add(self, span: Span) -> None:
         assert self._threads is not None
@@ -293,7 +281,8 @@ class _RemoteFile:
     def __init__(
         self, url: str, version: Version | None = None, *, has_ranges: bool = True, is_known: bool = False
     ) -> None:
-        self._url, self._is_known = url, is_known
+        self._url = url
+        self._is_known = is_known
         with naming(url):  # of any class: the file system may not be made here
             self._reader = remote_reader(url, *filesystem_of(url))
         if version is not None and is_known:
@@ -338,7 +327,8 @@ class _RemoteFile:
 
     def close(self) -> None:
         """Close the file; to be called in the thread that reads chunks."""
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             file.close()
 
@@ -408,7 +398,8 @@ class RemoteStream:
         self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still under way
         self._source = _RemoteFile(url, known, is_known=known is not None)
         self._threads: Threads | None = None
-        self._process, self._access = os.getpid(), current_access()
+        self._process = os.getpid()
+        self._access = current_access()
 
     def __enter__(self) -> RemoteStream:
         return self
@@ -434,7 +425,8 @@ class RemoteStream:
     def close(self) -> None:
         """End the threads; nothing can be read after that."""
         self._cancel()
-        threads, self._threads = self._threads, None
+        threads = self._threads
+        self._threads = None
         if threads is not None and self._process == os.getpid():
             threads.submit(self._source.close)
 
@@ -459,7 +451,8 @@ class RemoteStream:
     def view(self, size: int) -> Content:
         """Return some bytes as `read` does, without a copy."""
         if self._at == len(self._chunk):
-            self._begin, self._at = self._begin + len(self._chunk), 0
+            self._begin = self._begin + len(self._chunk)
+            self._at = 0
             self._chunk = b""
             try:
                 with using(self._access):
@@ -467,7 +460,8 @@ class RemoteStream:
             except Exception as error:
                 what = what_went_wrong(self._url, error)
                 raise BrokenStreamError(f"cannot be read at offset {self._begin}: {what}") from as_cause(error)
-        start, self._at = self._at, min(self._at + size, len(self._chunk))
+        start = self._at
+        self._at = min(self._at + size, len(self._chunk))
         return self._chunk[start : self._at]
 
     def _next_chunk(self) -> Content:
@@ -504,11 +498,14 @@ class RemoteStream:
     def _renew(self, *, has_ranges: bool) -> None:
         """Open the file again, and continue after the chunk that was read last."""
         self._cancel()
-        self._source, self._threads = _RemoteFile(self._url, self._source.version, has_ranges=has_ranges), None
-        self._wanted, self._process = self._begin, os.getpid()
+        self._source = _RemoteFile(self._url, self._source.version, has_ranges=has_ranges)
+        self._threads = None
+        self._wanted = self._begin
+        self._process = os.getpid()
 
     def _cancel(self) -> None:
-        coming, self._coming = self._coming, deque()
+        coming = self._coming
+        self._coming = deque()
         if self._process == os.getpid():  # a thread of the parent may hold the lock of a future for ever
             for future in coming:
                 future.cancel()
@@ -538,7 +535,9 @@ class StreamsAhead:
         """Return the stream of one of the files, and start the next one."""
         with using(self._access):
             if self._process != os.getpid():  # the parent's threads do not run in a forked process
-                self._begun, self._threads, self._process = {}, None, os.getpid()
+                self._begun = {}
+                self._threads = None
+                self._process = os.getpid()
             begun = self._begun.pop(url, None)
             stream = None if begun is None else begun.result()
             stream = RemoteStream(url) if stream is None else stream.read_ahead(_NUM_AHEAD)
@@ -548,7 +547,8 @@ class StreamsAhead:
 
     def close(self) -> None:
         """Close the streams that were started and will not be read."""
-        begun, self._begun = self._begun, {}
+        begun = self._begun
+        self._begun = {}
         for each in begun.values() if self._process == os.getpid() else ():
             each.add_done_callback(_close_begun)
 

@@ -52,7 +52,8 @@ class SilenceError(TimeoutError):
 NUM_TRIES = 6
 NUM_TRIES_WITH_COPY = 2  # where a local copy can be used instead
 NUM_SILENT = 2  # tries that may time out: each takes the whole time limit
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 5.0
 _LONGEST_ASKED_S = 60.0  # that a server may ask to wait, by `Retry-After`
 _SLOWEST = 1 << 18  # bytes per second; large responses get that much more time
 _NAME = "kdpipes-request"  # of threads that are left behind with a request that is late
@@ -202,7 +203,8 @@ def on_loop(call: Callable[..., Result], url: str, num_bytes: int) -> Result:
     limit = current_access().timeout_s
     if limit is None:
         return call()
-    seconds, begin = limit + num_bytes / _SLOWEST, time.monotonic()
+    seconds = limit + num_bytes / _SLOWEST
+    begin = time.monotonic()
     try:
         return call(timeout=seconds)
     except _TIMEOUTS as error:
@@ -220,7 +222,8 @@ def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Resul
     seconds = current_access().timeout_s
     if seconds is None:
         return action()
-    limit, request = seconds + num_bytes / _SLOWEST, Threads(1, _NAME).submit(action)
+    limit = seconds + num_bytes / _SLOWEST
+    request = Threads(1, _NAME).submit(action)
     try:
         return request.result(limit)
     except NotDone as error:

@@ -41,8 +41,11 @@ from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 AT_ONCE = 16  # how many shards an order may go through side by side
 _NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
 _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
-_WHOLE, _PART, _LOCK = ".tar", ".part", "lock"
-_PATIENCE_S, _POLL_S = 60.0, 0.01
+_WHOLE = ".tar"
+_PART = ".part"
+_LOCK = "lock"
+_PATIENCE_S = 60.0
+_POLL_S = 0.01
 _CHUNK = 1 << 20
 _without_md5: set[str] = set()  # folders whose tags look like checksums but are not
 _log = logger(__name__)
@@ -63,7 +66,8 @@ class ShardCache:
     """
 
     def __init__(self, folder: str | None = None, max_bytes: int | None = None, num_ahead: int = 2) -> None:
-        self._place, self._num_ahead = (folder, max_bytes), num_ahead
+        self._place = (folder, max_bytes)
+        self._num_ahead = num_ahead
         # Whether the user has chosen the folder.
         self.has_own_folder = folder is not None
         self._end: Any = None
@@ -403,7 +407,8 @@ class ShardFolder:
                 match = _NAME.fullmatch(file.name)
                 with suppress(FileNotFoundError):  # another process has just removed or finished it
                     if match is not None:
-                        status, size = file.stat(), int(match[2])
+                        status = file.stat()
+                        size = int(match[2])
                         found.append(StoredFile(Path(file.path), match[1], size, status.st_size, status.st_mtime))
         return found
 
@@ -466,7 +471,8 @@ class ShardFolder:
                 view = memoryview(content)
                 while view.nbytes:
                     num_written = os.pwrite(file.descriptor, view, offset)
-                    view, offset = view[num_written:], offset + num_written
+                    view = view[num_written:]
+                    offset = offset + num_written
 
     def _path_of(self, shard: Shard, suffix: str) -> Path:
         return self.path / f"{shard.name}{suffix}"
@@ -539,10 +545,12 @@ def _seized(path: Path) -> HeldFile | None:
 
 def _has_ended(part: HeldFile) -> bool:
     """Wait until the process that fills a part has ended; return False if the part stops growing before that."""
-    size, since = part.num_bytes(), time.monotonic()
+    size = part.num_bytes()
+    since = time.monotonic()
     while not part.hold_together(waits=False):
         if size != part.num_bytes():
-            size, since = part.num_bytes(), time.monotonic()
+            size = part.num_bytes()
+            since = time.monotonic()
         if time.monotonic() - since > _PATIENCE_S:
             return False
         time.sleep(_POLL_S)
@@ -555,7 +563,9 @@ def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> boo
     The file must be open for appending and locked. Bytes are written in order, so that its length shows how much is
     there even after a kill. `is_wanted` is called after each chunk, and returns whether to go on.
     """
-    earlier, due, folder = None, md5_of(shard.version), shard.url.rpartition("/")[0]
+    earlier = None
+    due = md5_of(shard.version)
+    folder = shard.url.rpartition("/")[0]
     for _ in range(2):
         if file.num_bytes() > shard.version.size:
             os.ftruncate(file.descriptor, 0)
@@ -585,7 +595,8 @@ def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> boo
 
 
 def _md5(file: HeldFile) -> str:
-    checksum, place = hashlib.md5(usedforsecurity=False), 0
+    checksum = hashlib.md5(usedforsecurity=False)
+    place = 0
     while chunk := pread(file.descriptor, _CHUNK, place):
         checksum.update(chunk)
         place += len(chunk)

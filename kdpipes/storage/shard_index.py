@@ -27,7 +27,8 @@ from kdpipes.storage.memory import map_file
 from kdpipes.storage.readers import Version
 
 UNCHECKED = -1  # in place of a checksum that was not computed
-_MAGIC, _MAGIC_OF_MANY = b"kdpindex", b"kdpjoind"
+_MAGIC = b"kdpindex"
+_MAGIC_OF_MANY = b"kdpjoind"
 _FORMATS = (1, 2)  # without columns, and with columns
 _ALIGNMENT = 8
 _RESERVE = 1.25  # times the size that the shards so far let expect
@@ -128,7 +129,8 @@ def _packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, ND
 
 def _unpacked(magic: bytes, content: bytes | mmap.mmap, url: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Return the header and the arrays of what `_packed` has made; the arrays are views of it."""
-    view, head = memoryview(content), len(magic) + 8
+    view = memoryview(content)
+    head = len(magic) + 8
     if view[: len(magic)] != magic or len(view) < head + 4:
         raise DataError(f"{url!r} is not the index of a shard.")
     number, length = np.frombuffer(view, dtype="<u4", count=2, offset=len(magic)).tolist()
@@ -246,7 +248,8 @@ class Catalog:
         columns: dict[str, list[Column]] | None = None
 
         def grow(name: str, part: str, values: NDArray[Any], start: int, dtype: Any = np.int64) -> None:
-            stop, column = start + len(values), grown.get((name, part), np.zeros(0, dtype=dtype))
+            stop = start + len(values)
+            column = grown.get((name, part), np.zeros(0, dtype=dtype))
             if dtype == np.uint32 and values.max(initial=0) > np.iinfo(np.uint32).max:
                 column = column.astype(np.int64, copy=False)
             if stop > len(column):
@@ -277,13 +280,15 @@ class Catalog:
                 columns = {
                     name: [*parts, index.columns[name]] for name, parts in known.items() if name in index.columns
                 }
-            num_letters, start = num_letters + len(letters), start + counts[-1]
+            num_letters = num_letters + len(letters)
+            start = start + counts[-1]
         fields: dict[str, Places | NDArray[np.int64]] = {}
         for name, part in list(grown):
             grow(name, part, np.zeros(0, dtype=np.uint8), num_letters if part == "letters" else start)
             grown[name, part] = grown[name, part][: num_letters if part == "letters" else start]
         for name in dict.fromkeys(name for name, _ in grown if name):
-            offsets, checksums = grown[name, "offsets"], grown.get((name, "checksums"))
+            offsets = grown[name, "offsets"]
+            checksums = grown.get((name, "checksums"))
             offsets -= 1
             is_there = offsets >= 0
             if name not in lacking and is_there.all():
@@ -378,7 +383,8 @@ def _contents_of(
         if f"column {number}" in arrays:
             columns[str(name)] = arrays[f"column {number}"]
         else:
-            ends, letters = arrays[f"column {number}.ends"], arrays[f"column {number}.letters"]
+            ends = arrays[f"column {number}.ends"]
+            letters = arrays[f"column {number}.letters"]
             columns[str(name)] = PackedStrings.of_arrays(ends, letters)
     parts = [
         values

@@ -52,7 +52,8 @@ class SavedNotes:
             if found["format"] != _FORMAT:
                 raise DataError(f"{url!r} is of format {found['format']}, but this kdpipes reads format {_FORMAT}.")
             notes = cls(**found)
-            names, shards = notes.class_names or [], notes.shards or ()
+            names = notes.class_names or []
+            shards = notes.shards or ()
             are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
             are_sizes = all(len(each) == 2 and all(isinstance(size, int) for size in each) for each in shards)
             if not isinstance(notes.job, dict) or not are_names or not are_sizes:

@@ -40,7 +40,8 @@ from kdpipes.storage.urls import is_local
 
 _LONGEST_NUMBER = 18  # digits, which 64 bits hold
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
-_HEADER, _SIZE_IN_HEADER = 512, slice(124, 136)
+_HEADER = 512
+_SIZE_IN_HEADER = slice(124, 136)
 _NUM_PROBES = 3
 MAX_MEMBER_BYTES = 1 << 31
 _HEAD = 10  # bytes that tell a compressed file; a member of a plain tar may be named "BZh"
@@ -223,7 +224,9 @@ def _runs(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[tupl
         if key != current:
             if group:
                 yield group
-            group, fields, current = [], set(), key
+            group = []
+            fields = set()
+            current = key
         if field in fields:
             raise _repeated(url, field, key, offset)
         fields.add(field)
@@ -264,7 +267,9 @@ def index_shard(
         DataError: The tar is truncated, damaged, compressed, or not a tar; or a column cannot be kept.
         FieldError: No sample has a value of a column.
     """
-    builder, kept, is_here = IndexBuilder(), ColumnBuilder(url, columns), is_local(url)
+    builder = IndexBuilder()
+    kept = ColumnBuilder(url, columns)
+    is_here = is_local(url)
     numbers: dict[str, int] = {}  # of samples, by key
     file: Any
     with _opened(url) as file:
@@ -315,7 +320,8 @@ def _without_checksums(index: ShardIndex) -> bytes:
 def ends_early(index: ShardIndex, url: str) -> bool:
     """Return whether an index stops at more zeros than end a tar: it was made of a damaged shard."""
     ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
-    start, stop = max((end + -end % _HEADER for end in ends), default=0), index.version.size
+    start = max((end + -end % _HEADER for end in ends), default=0)
+    stop = index.version.size
     # The next block is not empty if it belongs to a member that is no part of a sample.
     return stop - start > LONGEST_END and not _Parts(url).read(start, start + _HEADER).strip(b"\0")
 
@@ -324,7 +330,8 @@ class _Parts:
     """Reads parts of a shard; if the server sends the whole file instead, that is requested only once."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._whole = url, b""
+        self._url = url
+        self._whole = b""
 
     def read(self, start: int, stop: int) -> bytes:
         if is_local(self._url):
@@ -338,10 +345,12 @@ class _Parts:
 
 
 def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
-    offset, size = int(places.offsets[sample]), int(places.sizes[sample])
+    offset = int(places.offsets[sample])
+    size = int(places.sizes[sample])
     if offset < 0:
         return True
-    start, stop = offset - _HEADER, offset + (0 if places.values is None else size)
+    start = offset - _HEADER
+    stop = offset + (0 if places.values is None else size)
     found = shard.read(start, stop)
     digits = found[_SIZE_IN_HEADER].strip(b" \0")
     is_plain = digits.isdigit()  # larger sizes than 8 GiB are in another notation

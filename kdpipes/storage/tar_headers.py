@@ -22,14 +22,17 @@ _TIMES = re.compile(rb"([0-9]+ [acm]time=[0-9.]+\n)+")  # all that webdataset's 
 _USED = frozenset({b"path", b"size"})
 _MAX_EXTENSION = 1 << 24
 LONGEST_END = 1_024 + 10_240  # the end mark, and zeros up to the end of a record of the usual size
-_STREAM_CHUNK, _STREAM_STEP = 1 << 20, 1 << 24
+_STREAM_CHUNK = 1 << 20
+_STREAM_STEP = 1 << 24
 _STRAIGHT = 1 << 14
-_SMALL, _LARGE = 1 << 12, 1 << 18
+_SMALL = 1 << 12
+_LARGE = 1 << 18
 _MANY = 8
 _END = -1  # in the place of a size
 _PAX, _GLOBAL, _SOLARIS, _LONG_NAME, _LONG_LINK, _SPARSE = map(ord, "xgXLKS")
 _EXTENSIONS = frozenset({_PAX, _GLOBAL, _SOLARIS, _LONG_NAME, _LONG_LINK})
-_FILES, _LINKS = frozenset(b"0\x007"), frozenset(b"12")
+_FILES = frozenset(b"0\x007")
+_LINKS = frozenset(b"12")
 _EMPTY = frozenset(b"123456")  # links, devices, folders and pipes have no content, whatever their size
 
 _JOINED = (
@@ -75,7 +78,8 @@ class FileBytes:
             return content
         is_next = offset <= self._begin + len(self._window)
         self._ahead = min(2 * self._ahead, _LARGE) if is_next else _SMALL
-        self._window, self._begin = pread(self._descriptor, max(size, self._ahead), offset), offset
+        self._window = pread(self._descriptor, max(size, self._ahead), offset)
+        self._begin = offset
         self._position = offset + len(self._window)
         return self._window[:size]
 
@@ -116,7 +120,8 @@ class StreamBytes:
 
     def _advance(self, wanted: int) -> bool:
         chunk = self._read(min(max(wanted, _STREAM_CHUNK), _STREAM_STEP))
-        self._begin, self._chunk = self.position, chunk
+        self._begin = self.position
+        self._chunk = chunk
         if self._checksum is not None:
             self._checksum.update(chunk)
         if not chunk:
@@ -247,7 +252,8 @@ class _Headers:
 
     def _extended(self, block: bytes, size: int) -> TarEntry:
         """Return the member after extended headers; of two values for the same key, the first holds, as in tarfile."""
-        begin, records = self._offset - _BLOCK, dict[bytes, bytes]()
+        begin = self._offset - _BLOCK
+        records = dict[bytes, bytes]()
         kind = block[156]
         while kind in _EXTENSIONS:
             if found := self._records(kind, size):

@@ -42,7 +42,8 @@ from kdpipes.storage.retries import is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import identity_of, is_local, join_url, split_chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-START, END = "autocopy_start.txt", "autocopy_end.txt"
+START = "autocopy_start.txt"
+END = "autocopy_end.txt"
 PARTIAL = "autocopy_partial.txt"  # in folders of `localize_files`, to which files come one by one
 PARTS = ".autocopy"  # where incomplete files are
 LOCK = ".autocopy.lock"
@@ -51,7 +52,8 @@ _STARTED = "kdpipes copies {url} to here. While autocopy_end.txt is missing, thi
 _ENDED = "The copy of {url} is complete.\n"
 _STEP = 1 << 23  # bytes read at a time; larger remote files are streamed
 # Over 50 ms of latency, blocks of 16 MiB are as fast as four requests in flight; blocks of 8 MiB take 30 % longer.
-_ZIP_BLOCK, _ZIP_STEP = 1 << 24, 1 << 20
+_ZIP_BLOCK = 1 << 24
+_ZIP_STEP = 1 << 20
 _ZIP = ".zip"
 _ENCRYPTED = 0x1
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -124,7 +126,8 @@ def copy_to_local(
         raise TypeError(must_be("local_root", "a local folder", local_root))
     if not isinstance(global_root, str | os.PathLike):
         raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
-    root, url = Path(local_root).expanduser().absolute(), os.fspath(global_root)
+    root = Path(local_root).expanduser().absolute()
+    url = os.fspath(global_root)
     url = str(Path(url).expanduser()) if is_local(url) else url
     relative = _relative(relative_path)
     if is_local(url) and (root / relative).resolve().is_relative_to(Path(url, relative).resolve()):
@@ -343,7 +346,9 @@ def _with_parents(folder: str) -> set[str]:
 
 def _copy(source: _CopySource, folder: Path, num_workers: int) -> CopyResult:
     """Copy what is missing in a folder, which is locked."""
-    start, version, parts = folder / START, source.version(), folder / PARTS
+    start = folder / START
+    version = source.version()
+    parts = folder / PARTS
     before = start.read_text(encoding="utf-8").splitlines()[-1:]
     old = [entry for entry in folder.iterdir() if entry.name not in MARKERS] if before not in ([], [version]) else []
     for entry in old:
@@ -372,7 +377,9 @@ class _FolderWriter:
     """Writes the files that are missing in a folder, several at a time."""
 
     def __init__(self, folder: Path, parts: Path, num_workers: int) -> None:
-        self._folder, self._parts, self._num_workers = folder, parts, num_workers
+        self._folder = folder
+        self._parts = parts
+        self._num_workers = num_workers
         self._is_stopped = False
         self._settled: list[str] = []  # folders below that were copied separately before
         for path, folders, files in os.walk(folder):
@@ -395,7 +402,8 @@ class _FolderWriter:
                 self._unpack(file, advance)
 
     def _unpack(self, file: SourceFile, advance: Callable[[int], object]) -> None:
-        url, prefix = file.url, f"{file.name}/" if file.name else ""
+        url = file.url
+        prefix = f"{file.name}/" if file.name else ""
         with _opened_zip(file) as archive:
             folders, contents = _contents_of(archive, url)
             members = {name: info for name, info in contents.items() if self._lacks(prefix + name, info.file_size)}
@@ -530,7 +538,8 @@ class _RemoteZip(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
     def __init__(self, file: SourceFile) -> None:
         options = {"maxblocks": 4}
         super().__init__(file.filesystem, file.path, "rb", _ZIP_BLOCK, True, "background", options, size=file.size)
-        self._source, self._access = file, current_access()
+        self._source = file
+        self._access = current_access()
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         with using(self._access), naming(self._source.url):  # fsspec reads ahead in a thread of its own
@@ -553,9 +562,11 @@ def _opened_zip(file: SourceFile) -> Iterator[zipfile.ZipFile]:
 
 def _contents_of(archive: zipfile.ZipFile, url: str) -> tuple[list[str], dict[str, zipfile.ZipInfo]]:
     """Return the folders and files of a zip, by path, in the order in which they lie there."""
-    folders, members = set[str](), dict[str, zipfile.ZipInfo]()
+    folders = set[str]()
+    members = dict[str, zipfile.ZipInfo]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
-        kind, path = stat.S_IFMT(info.external_attr >> 16), info.orig_filename
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        path = info.orig_filename
         if not is_inside(path.replace("\\", "/")) or _DRIVE.match(path):  # on any operating system
             reason = "it would lie outside of the folder"
         elif kind == stat.S_IFLNK:

@@ -403,14 +403,16 @@ def _header(name: str, size: int) -> bytes:
     """Return what tarfile makes of a name and a size, which takes it 20 times as long where both are plain."""
     if size > _LARGEST or len(name) > _LONGEST or not name.isascii():
         return _by_tarfile(name, size)
-    letters, digits = name.encode(), b"%011o" % size
+    letters = name.encode()
+    digits = b"%011o" % size
     total = b"%06o\0 " % (_PLAIN_SUM + sum(letters) + sum(digits))
     return b"".join((letters.ljust(100, b"\0"), _PLAIN[100:124], digits, _PLAIN[135:148], total, _PLAIN[156:]))
 
 
 def _by_tarfile(name: str, size: int) -> bytes:
     info = TarInfo(name)
-    info.size, info.mode = size, _MODE
+    info.size = size
+    info.mode = _MODE
     return info.tobuf(PAX_FORMAT, "utf-8", "surrogateescape")
 
 
@@ -439,7 +441,8 @@ class TarShard:
             self.keys[key] = None
             group: list[tuple[Member, bytes | None]] = []
             for extension, header, content in members:
-                offset, size = self.num_bytes + len(header), len(content)
+                offset = self.num_bytes + len(header)
+                size = len(content)
                 group.append((Member(key, extension, f"{key}.{extension}", offset, size), content))
                 self.num_bytes = offset + size + -size % _BLOCK
                 yield header

@@ -182,11 +182,16 @@ class _PartWriter:
     """Writes one part, in any process."""
 
     def __init__(self, items: _RecordItems, folder: Path, header: Header, key: bytes | None) -> None:
-        self.items, self.folder, self.header, self.key = items, folder, header, key
+        self.items = items
+        self.folder = folder
+        self.header = header
+        self.key = key
 
     def __call__(self, number: int) -> tuple[int, int]:
         """Write a part, and return its number of samples and bytes."""
-        name, size, num_parts = part_name(number), self.items.size, self.header.num_parts
+        name = part_name(number)
+        size = self.items.size
+        num_parts = self.header.num_parts
         places = np.arange(number * size // num_parts, (number + 1) * size // num_parts)
         positions = places if self.key is None else Permutation(size, key=self.key)[places]
         with draft_of(self.folder / name) as draft:
@@ -279,7 +284,8 @@ class _RecordItems:
             if place % _PREFETCHED == 0 and self._chain is not None:
                 self._chain.prefetch(Order.of_next(positions[place : place + _PREFETCHED]))
             make = partial(self._record, position=position, listed=listed)
-            fetch, is_indexed = partial(self._sample, position), self._chain is not None
+            fetch = partial(self._sample, position)
+            is_indexed = self._chain is not None
             record = make_or_leave_out(fetch, make, position=position, handler=handler, is_indexed=is_indexed)
             if record is not None:
                 yield record

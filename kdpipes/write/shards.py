@@ -260,7 +260,9 @@ class ShardPlaces:
             elif not found and not name.endswith(".tar"):
                 hint = f'Try "{text.rstrip("/")}/%06d.tar".'
             raise ValueError(must_be("urls", rule, pattern, hint))
-        self._folder, self._head, self._tail = folder + slash, name[: found[0].start()], name[found[0].end() :]
+        self._folder = folder + slash
+        self._head = name[: found[0].start()]
+        self._tail = name[found[0].end() :]
         self._number = found[0][0]
         self.is_local = is_local(text)
         self.notes_url = f"{self._folder}{self._head}shards{self._tail.removesuffix('.tar')}.json"
@@ -414,7 +416,8 @@ def _begin_notes(
     The notes also keep two jobs from writing the same remote shards, where no lock is possible: one request creates
     them, and those of another job are never replaced. Two runs of one job are harmless: they write the same bytes.
     """
-    found, existing = _read_notes(places), places.existing()
+    found = _read_notes(places)
+    existing = places.existing()
     if found is None and existing:
         raise FileExistsError(
             f"There are shards already, such as {existing[0]!r}, but {places.notes_url!r}, which would name their "
@@ -488,13 +491,18 @@ class _Numbering:
     """Returns the number of the shard of each sample, from its size; a sample above the limit gets its own shard."""
 
     def __init__(self, max_samples: int | None, max_bytes: int | None, number: int = 0) -> None:
-        self._max_samples, self._max_bytes = max_samples or math.inf, max_bytes or math.inf
-        self._number, self._num_samples, self._num_bytes = number, 0, len(END_MARK)
+        self._max_samples = max_samples or math.inf
+        self._max_bytes = max_bytes or math.inf
+        self._number = number
+        self._num_samples = 0
+        self._num_bytes = len(END_MARK)
 
     def __call__(self, size: int) -> int:
         is_full = self._num_samples >= self._max_samples or self._num_bytes + size > self._max_bytes
         if is_full and self._num_samples:
-            self._number, self._num_samples, self._num_bytes = self._number + 1, 0, len(END_MARK)
+            self._number = self._number + 1
+            self._num_samples = 0
+            self._num_bytes = len(END_MARK)
         self._num_samples += 1
         self._num_bytes += size
         return self._number
@@ -549,7 +557,8 @@ class _Recipe(NamedTuple):
 
     def made(self, samples: Iterable[Coming], make: Callable[[Sample], Made]) -> Iterator[Made | None]:
         """Yield what `make` makes of each sample, and None for those that `on_error` leaves out."""
-        handler, is_indexed = Chain.of(self.pipe).error_handler(), isinstance(self.pipe, MapPipe)
+        handler = Chain.of(self.pipe).error_handler()
+        is_indexed = isinstance(self.pipe, MapPipe)
         for position, fetch in samples:
             yield make_or_leave_out(fetch, make, position=position, handler=handler, is_indexed=is_indexed, once=True)
 
@@ -667,7 +676,8 @@ class _Run:
     def _check_keys(self) -> None:
         """Raise an error if two samples so far have the same key; 64 bits of each are compared."""
         hashes = np.sort(self._all_hashes())
-        self._num_checked, self._num_unchecked = len(hashes), 0
+        self._num_checked = len(hashes)
+        self._num_unchecked = 0
         equal = hashes[1:][hashes[1:] == hashes[:-1]]
         if len(equal):
             first, second, *_ = [
@@ -711,7 +721,8 @@ class _Run:
     def _skip_written(self, samples: Iterator[Coming]) -> None:
         """Take from `samples` those of existing shards, and those in between that `on_error` leaves out."""
         due = self._all_hashes()
-        place, keys = 0, self.recipe.made(samples, self.recipe.key_of)
+        place = 0
+        keys = self.recipe.made(samples, self.recipe.key_of)
         while place < len(due):
             key = next(keys, _END)
             if key is _END:

@@ -284,7 +284,7 @@ def test_a_file_of_several_samples_is_read_once() -> None:
             raise FileNotFoundError(span.url)
         return b"content"
 
-    reader = RangeReader(read=read_file)
+    reader = RangeReader(read_file)
     there, missing = Span("there", 0, 7), Span("missing", 0, 7)
     reader.prefetch([there, missing] * 3)
     assert [reader.read(there) for _ in range(3)] == [b"content"] * 3
