@@ -207,7 +207,8 @@ class BorrowedBuffers:
         self.arena: Arena | None = None
         self._is_detached = False
         self._is_reported = False  # the worker knows that the arena is detached
-        self.borrowed: dict[Place, weakref.ref[NDArray[Any]]] = {}  # by arena and buffer; the user holds views of them
+        # Buffers that the user holds views of, by arena and buffer.
+        self.borrowed: dict[Place, weakref.ref[NDArray[Any]]] = {}
         self._released: deque[Place] = deque()  # appended to in any thread, wherever the last view is dropped
 
     def attach(self, number: int, file: SharedFile) -> None:

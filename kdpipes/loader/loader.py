@@ -165,7 +165,8 @@ class Loader:
         self._chain = Chain.of(source_datapipe).copy_streams()
         self.reading_service = copy.deepcopy(self._service)  # loaders may be made from one service
         has_workers = self._own is not None and self._own.has_workers
-        self._dealt_part = main_part(self._chain, has_workers=has_workers)[1]  # of the chain, which workers run
+        # The part of the chain that workers run.
+        self._dealt_part = main_part(self._chain, has_workers=has_workers)[1]
         self._checkpointer = Checkpointer(self._dealt_part, max(_num_workers(self._service), 1))
         self._first_epoch = self._checkpointer.next_epoch()
         if self._own is None:  # reading services of other libraries begin whole epochs
@@ -607,7 +608,8 @@ class Loader:
             if stream is not None:
                 self._clock.is_fresh = False
                 service.finalize_iteration()
-            if stream is not None or self._own is not None:  # other services cannot be ended before they have started
+            # Other services cannot be ended before they have started.
+            if stream is not None or self._own is not None:
                 service.finalize()
 
     def __del__(self) -> None:

@@ -145,7 +145,8 @@ class Merger:
         return message.kind is Kind.ITEM and message.number == number
 
     def _begin(self) -> None:
-        self._ended = set(range(self._num_groups, len(self.workers)))  # they have no lanes, so nobody asks them
+        # Workers without lanes are never asked.
+        self._ended = set(range(self._num_groups, len(self.workers)))
         self._same_damage = SameDamage(len(self.workers))
         for worker, seeds in zip(self.workers, self.seeds, strict=True):
             worker.begin(Assignment(self.position, seeds, self.counters.banned))
@@ -163,7 +164,8 @@ class Merger:
             place = number % self._num_groups % len(self.workers)
             worker = self.workers[place]
             message = None if place in self._ended else worker.peek()
-            if message is None or message.number > number:  # skipped samples are counted in the order of batches, too
+            # Skipped samples are counted in the order of batches, too.
+            if message is None or message.number > number:
                 self.position = self.position._replace(number=number + 1)
             elif self._takes_aside(place, message):
                 continue

@@ -93,7 +93,8 @@ class WorkerProcess:
                 if process.pid is not None:
                     process.kill()
                     process.join()
-                if isinstance(error, ConnectionError | EOFError):  # the fork server of Python 3.14 imports the script
+                # The fork server of Python 3.14 imports the script.
+                if isinstance(error, ConnectionError | EOFError):
                     raise WorkerError(_GUARD) from error
                 raise
             finally:
@@ -198,7 +199,8 @@ def _end_all(workers: list[WorkerProcess]) -> None:
     if sys.is_finalizing():
         return  # the interpreter has ended them
     with uninterrupted():  # otherwise the remaining workers would not be ended; takes two seconds at most
-        own = [worker for worker in workers if worker.owner == os.getpid()]  # a forked process has inherited others
+        # A forked process has inherited the workers of its parent.
+        own = [worker for worker in workers if worker.owner == os.getpid()]
         workers.clear()
         for worker in own:
             # Not `close`: a process that the user has forked holds the link open, too.

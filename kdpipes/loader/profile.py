@@ -65,7 +65,8 @@ class ProfiledProducer(Producer):
         self._work_s = self._idle_s = 0.0
         self._cost_s = 0.0  # what measuring has cost
         self._pending_s = 0.0  # what was not measured since
-        self._batches: list[tuple[int, float, float]] = []  # number, start and end; of those that were measured
+        # Number, start and end of each measured batch.
+        self._batches: list[tuple[int, float, float]] = []
         self._begun: float | None = None
         self._reported_at = 0.0
 
@@ -427,7 +428,8 @@ class _Timed:
         meter = probes.meters.here.meter
         value = meter.run(node, self._load, sample, *values)
         made = probes.late(value, node)
-        if made is value:  # otherwise it only holds the bytes that it was given, and its result is measured later
+        # Otherwise it only holds the bytes that it was given, and its result is measured later.
+        if made is value:
             meter.rows[node][2] += size_of(value)
         meter.leave_out()
         return made

@@ -388,7 +388,8 @@ def _problems(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
 def _problems_of_stream(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
     """Yield which samples of a stream are missing, or were delivered more than once, although no batch was."""
     number = sum(receipt["num_samples"] + receipt["skipped"]["num_samples"] for receipt in receipts)
-    planned = {receipt["planned"]["num_samples"] for receipt in receipts} - {None}  # shards may be indexed meanwhile
+    # Shards may be indexed meanwhile.
+    planned = {receipt["planned"]["num_samples"] for receipt in receipts} - {None}
     num_lost = sum(receipt["skipped"]["num_shards"] for receipt in receipts)
     if planned and planned != {number}:
         lost = f" The rest of {num_lost} damaged shards was left out." if num_lost else ""

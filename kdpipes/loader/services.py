@@ -68,7 +68,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self._chain: Any = None
         self._workers: list[Worker] = []
         self._seeds: Any = None
-        self.base_seed: int | None = None  # seeds each epoch by its number, in place of DataLoader2's generator
+        # Seeds each epoch by its number, in place of DataLoader2's generator.
+        self.base_seed: int | None = None
         self.clock = EpochClock()  # a loader puts its own here
         self._num_main = 0
         self._has_warned = False

@@ -71,7 +71,8 @@ def _work(payload: Payload, sender: Sender, options: Options) -> None:
         if isinstance(chain, OneToOne):  # the last pipe, so nothing keeps its batches
             chain.make_batches_in(sender.buffers.empty)
         producer = producer_of(chain, options)
-        if producer.is_one_to_one:  # otherwise a pipe may hold batches back while their memory is used for others
+        # Otherwise a pipe may hold batches back while their memory is used for others.
+        if producer.is_one_to_one:
             make_batches_in(sender.buffers.empty)
     except BaseException as error:
         sender.send(Message(Kind.ERROR, content=error))
@@ -114,7 +115,8 @@ class Sender:
         self.buffers.begin_batch()  # an error may have ended the last epoch within a batch
         self.channel.send(Message(Kind.BEGUN, latest.number))
         assignment: Assignment = latest.content
-        if assignment.seeds is not None:  # for stock pipes and users' code that draw from the global generators
+        # Stock pipes and users' code draw from the global generators.
+        if assignment.seeds is not None:
             seeds = copy.deepcopy(assignment.seeds)
             random.seed(seeds.generate_seed())
             torch.manual_seed(seeds.generate_seed())

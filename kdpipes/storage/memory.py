@@ -148,7 +148,8 @@ def read_span(path: str, offset: int, size: int, version: Version | None = None)
     """
     file = _shards.mapped(path, os.stat(path))  # noqa: PTH116 - of each read
     content = file.buffer[offset : offset + size]
-    if version is not None and file.version != version and len(content) == size:  # the reader reports a cut file
+    # The reader reports a cut file.
+    if version is not None and file.version != version and len(content) == size:
         raise DataError(
             f"Shard {path!r} has been replaced, or written to, since it was opened: it had {version.size} bytes, and "
             f"has {file.version.size} of another date. Open it again, `kdp.open_shards(...)`: it is then indexed anew."

@@ -522,7 +522,8 @@ class StreamsAhead:
         self._next = dict(pairwise(url for url in urls if not is_local(url)))
         self._threads: Threads | None = None
         self._access = current_access()
-        self._begun: dict[str, Future[RemoteStream | None]] = {}  # None where there was no room to start the file
+        # None where there was no room to start the file.
+        self._begun: dict[str, Future[RemoteStream | None]] = {}
         self._process = os.getpid()
 
     def begin(self, url: str) -> None:

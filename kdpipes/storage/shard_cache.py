@@ -586,7 +586,8 @@ def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> boo
         found = _md5(file)
         if found == due:
             return True
-        if found == earlier:  # the same bytes twice: the tag is not a checksum, as with S3's own encryption keys
+        # The same bytes twice: the tag is not a checksum, as with S3's own encryption keys.
+        if found == earlier:
             _without_md5.add(folder)
             return True
         earlier = found

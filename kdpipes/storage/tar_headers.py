@@ -352,7 +352,8 @@ def _checked_size(block: bytes) -> int:
     """Return the size in a header whose sum is right, or that the block is an end mark."""
     if len(block) < _BLOCK:
         raise HeaderError("truncated header")
-    if block.isascii():  # then the sum is below the modulus of adler32, whose lower half is the sum of all bytes + 1
+    # The sum of ASCII bytes is below the modulus of adler32, whose lower half is this sum + 1.
+    if block.isascii():
         found = (adler32(block[156:], adler32(block[:148])) & 0xFFFF) + 255
     else:
         found = sum(block) - sum(block[148:156]) + 256

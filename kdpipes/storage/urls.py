@@ -98,7 +98,8 @@ def _identity_of_part(url: str) -> str:
     user, _, place = host.rpartition("@")
     host = host if protocol in _CONTAINERS and ":" not in user else place
     kept = [entry for entry in query.split("&") if entry and not _SIGNED.match(entry.partition("=")[0])]
-    if any(entry.startswith("sig=") for entry in kept):  # Azure's other names are too common to drop without it
+    # Azure's other names are too common to drop without it.
+    if any(entry.startswith("sig=") for entry in kept):
         kept = [entry for entry in kept if not _SAS.match(entry)]
     return f"{protocol}://{host}{slash}{path}{'?' if kept else ''}{'&'.join(kept)}"
 

@@ -234,7 +234,8 @@ def _check_claim(folder: Path, header: Header) -> bool:
     found = read_header(folder)
     if found is None:
         other = next((path.name for path in sorted(folder.iterdir()) if not path.name.startswith(".")), None)
-        if other is not None and (found := read_header(folder)) is None:  # unless a process has just begun to write
+        # Unless a process has just begun to write.
+        if other is not None and (found := read_header(folder)) is None:
             raise DataError(
                 f"The folder {str(folder)!r} is not empty, and contains no kdpipes records (it contains {other!r}). "
                 "Choose an empty or a new folder."
