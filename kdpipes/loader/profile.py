@@ -25,7 +25,7 @@ from kdpipes.core.torch_pipes import MapDataPipe, ShardingFilter
 from kdpipes.delivery.state import main_part
 from kdpipes.delivery.to_device import DeviceMoverIterDataPipe, is_ready
 from kdpipes.loader.channel import Kind, Message
-from kdpipes.loader.worker import Assignment, Options, Producer
+from kdpipes.loader.worker import Assignment, Options, Producer, Send
 
 OUTSIDE = -1  # the node for time that belongs to no node
 clock = time.perf_counter
@@ -40,6 +40,9 @@ _CALL_S = 3.5e-6  # what measuring one call costs, with all that goes with it, o
 _EVERY_S = 0.1  # how often a worker reports
 _END: Any = object()
 _numbers = itertools.count()
+Function = Callable[..., Any]
+Counts = dict[int, list[float]]  # seconds, calls and bytes, by node
+Interval = tuple[int, float, float]  # the number of a node or a batch, start and end
 
 
 def producer_of(chain: Any, options: Options) -> Producer:
@@ -60,17 +63,17 @@ class ProfiledProducer(Producer):
         self._probes = Probes(copied, options.num_main)
         self._sending = self._probes.node(None)
         self._id = f"{os.getpid()}-{next(_numbers)}"
-        self._totals: dict[int, list[float]] = {}
+        self._totals: Counts = {}
         self._num_items = 0
         self._work_s = self._idle_s = 0.0
         self._cost_s = 0.0  # what measuring has cost
         self._pending_s = 0.0  # what was not measured since
         # Number, start and end of each measured batch.
-        self._batches: list[tuple[int, float, float]] = []
+        self._batches: list[Interval] = []
         self._begun: float | None = None
         self._reported_at = 0.0
 
-    def epoch(self, assignment: Assignment, send: Callable[[Message], None]) -> Iterator[None]:
+    def epoch(self, assignment: Assignment, send: Send) -> Iterator[None]:
         """Make the items of one epoch, measured; see `Producer`."""
         number = assignment.position.number
 
@@ -129,7 +132,7 @@ class ProfiledProducer(Producer):
         self._begun = None
         return now
 
-    def _report(self, send: Callable[[Message], None]) -> None:
+    def _report(self, send: Send) -> None:
         self._reported_at = clock()
         nodes = self._probes.nodes
         batches = self._batches
@@ -177,7 +180,7 @@ class WorkerTimes(NamedTuple):
     work_s: float
     idle_s: float
     events: MutableSequence[tuple[int | None, str, float, float]]
-    batches: MutableSequence[tuple[int, float, float]]
+    batches: MutableSequence[Interval]
 
 
 class Measured(NamedTuple):
@@ -285,7 +288,7 @@ class Probes:
                 for name in methods:
                     vars(pipe).pop(name, None)
 
-    def run(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
+    def run(self, node: int, function: Function, *args: Any) -> Any:
         """Call a function, and measure it if measuring is on."""
         return self.meters.here.meter.run(node, function, *args) if self.is_on else function(*args)
 
@@ -328,7 +331,7 @@ class Probes:
             setattr(made, name, getattr(value, name))
         return made
 
-    def _late_method(self, method: Callable[..., Any], node: int) -> Callable[..., Any]:
+    def _late_method(self, method: Function, node: int) -> Function:
         def run(value: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.is_on:
                 return method(value, *args, **kwargs)
@@ -358,7 +361,7 @@ class Probes:
         samples = self._measured_items(kind.samples, node, None if pipe.traits.is_plan else place)
         iterate = self._measured_items(kind.iterate, self.node(place, "binding samples"), None)
         items = partial(self.run, self.node(place, _BESIDES["items_of"]), kind.items_of)
-        measured: dict[str, Callable[..., Any]] = {"samples": samples, "iterate": iterate, "items_of": items}
+        measured: dict[str, Function] = {"samples": samples, "iterate": iterate, "items_of": items}
         # Methods of this pipe: `deal` copies the streams of its lanes, and copies must not read from the original.
         vars(pipe).update({name: MethodType(method, pipe) for name, method in measured.items()})
         return {}
@@ -374,7 +377,7 @@ class Probes:
             kind.__iter__ = lambda pipe: _Items(self, base.__iter__(pipe), node, None)
         pipe.__class__ = kind
 
-    def _measured(self, method: Callable[..., Any], node: int) -> Callable[..., Any]:
+    def _measured(self, method: Function, node: int) -> Function:
         here = self.meters.here
 
         def run(*args: Any) -> Any:
@@ -415,7 +418,7 @@ class _Timed:
 
     __slots__ = ("_load", "_node", "_probes")
 
-    def __init__(self, probes: Probes, node: int, load: Callable[..., Any]) -> None:
+    def __init__(self, probes: Probes, node: int, load: Function) -> None:
         self._probes = probes
         self._node = node
         self._load = load
@@ -471,14 +474,14 @@ class Meter:
     __slots__ = ("_node", "_room", "_since", "events", "rows", "thread")
 
     def __init__(self, num_events: int) -> None:
-        self.rows: dict[int, list[float]] = defaultdict(lambda: [0.0, 0, 0])  # seconds, calls, bytes; by node
-        self.events: list[tuple[int, float, float]] = []
+        self.rows: Counts = defaultdict(lambda: [0.0, 0, 0])
+        self.events: list[Interval] = []
         self._room = num_events
         self._node = OUTSIDE
         self._since = clock()
         self.thread: threading.Thread
 
-    def run(self, node: int, function: Callable[..., Any], *args: Any) -> Any:
+    def run(self, node: int, function: Function, *args: Any) -> Any:
         """Call a function and count its time for `node`, without the calls of other nodes in it."""
         before = self._node
         start = clock()
@@ -502,7 +505,7 @@ class Meter:
         """Do not count the time since the last call began or ended, which was spent on measuring."""
         self._since = clock()
 
-    def take(self) -> dict[int, list[float]]:
+    def take(self) -> Counts:
         """Return the counts since the last call, and reset them."""
         taken = self.rows
         self.rows = defaultdict(lambda: [0.0, 0, 0])
@@ -520,15 +523,15 @@ class Meters:
         self.all: list[Meter] = []
         self.here = _ThreadMeter(self.all, num_events)
 
-    def take(self) -> dict[int, list[float]]:
+    def take(self) -> Counts:
         """Return the counts of all threads since the last call, and reset them."""
         return _total([meter.take() for meter in list(self.all)])
 
-    def totals(self) -> dict[int, list[float]]:
+    def totals(self) -> Counts:
         """Return the counts of all threads so far."""
         return _total([dict(meter.rows) for meter in list(self.all)])
 
-    def take_events(self) -> list[tuple[int, float, float]]:
+    def take_events(self) -> list[Interval]:
         """Return the calls of all threads since the last call of this method."""
         taken = []
         for meter in list(self.all):
@@ -538,8 +541,8 @@ class Meters:
         return taken
 
 
-def _total(counted: list[dict[int, list[float]]]) -> dict[int, list[float]]:
-    total: dict[int, list[float]] = {}
+def _total(counted: list[Counts]) -> Counts:
+    total: Counts = {}
     for rows in counted:
         for node, row in rows.items():
             so_far = total.setdefault(node, [0.0, 0, 0])

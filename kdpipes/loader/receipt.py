@@ -34,6 +34,8 @@ _BLOCK = 1024  # batches that are hashed at a time
 _ALL = 2**62  # more batches than an epoch has
 _MAX_KEPT = 2**16  # hashes of samples in a receipt
 _UNKNOWN = np.frombuffer(b"\1" * 8, "<u8")[0]  # in place of the hash of an item that is not a sample
+Receipt = Mapping[str, Any]  # what `Loader.receipt` returns
+Hashes = NDArray[np.uint64]
 _SAME = ("pipes", "sizes", "num_batches")  # what all receipts of an epoch have in common
 _KINDS = {"epoch": int, "rank": int, "num_ranks": int, "num_samples": int, "batches": list, "planned": dict}
 
@@ -48,10 +50,10 @@ class Given:
     num_samples: int = 0
     num_padding: int = 0
     num_unknown: int = 0  # items that are not samples
-    sums: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(2, np.uint64))
+    sums: Hashes = field(default_factory=lambda: np.zeros(2, np.uint64))
     order: bytes = b""
     share: int = 1
-    kept: list[NDArray[np.uint64]] = field(default_factory=list)
+    kept: list[Hashes] = field(default_factory=list)
     num_kept: int = 0
 
     def add(self, hashes: bytes) -> None:
@@ -64,7 +66,7 @@ class Given:
         self.order = hashlib.blake2b(self.order + own.tobytes(), digest_size=16).digest()
         self._keep(own)
 
-    def _keep(self, numbers: NDArray[np.uint64]) -> None:
+    def _keep(self, numbers: Hashes) -> None:
         kept = numbers[numbers % np.uint64(self.share) == 0]
         self.kept.append(kept)
         self.num_kept += len(kept)
@@ -151,10 +153,10 @@ class _Digest:
         return {"num_samples": self.num_samples, "digest": _text(self.sums)}
 
 
-def _sums(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _sums(numbers: Hashes) -> Hashes:
     """Return two sums of hashes of the numbers, by SplitMix64."""
     seeded = (numbers[None] + np.array([[1], [2]], np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-    sums: NDArray[np.uint64] = mixed64(seeded).sum(axis=1, dtype=np.uint64)
+    sums: Hashes = mixed64(seeded).sum(axis=1, dtype=np.uint64)
     return sums
 
 
@@ -314,7 +316,7 @@ class Verdict(NamedTuple):
         return "\n".join([text, *self.unknown])
 
 
-def verify_receipts(receipts: Iterable[Mapping[str, Any]]) -> Verdict:
+def verify_receipts(receipts: Iterable[Receipt]) -> Verdict:
     """Return whether receipts together show that every planned sample was delivered exactly once.
 
     For a stream, they show that every batch was delivered once and that no sample was delivered twice. If the number of
@@ -336,7 +338,7 @@ def verify_receipts(receipts: Iterable[Mapping[str, Any]]) -> Verdict:
         ...     print(verify_receipts([loader.receipt()]))
         Every sample of epoch 0 was delivered exactly once: 10 samples.
     """
-    by_epoch: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    by_epoch: dict[int, list[Receipt]] = defaultdict(list)
     for receipt in receipts:
         _check(receipt)
         by_epoch[receipt["epoch"]].append(receipt)
@@ -364,7 +366,7 @@ def _check(receipt: Any) -> None:
         raise ValueError(must_be("receipt['rank']", f"from 0 to {receipt['num_ranks'] - 1}", receipt["rank"]))
 
 
-def _problems(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
+def _problems(receipts: list[Receipt]) -> Iterator[str]:
     """Yield what is wrong with the receipts of one epoch."""
     first = receipts[0]
     for name in _SAME if "keys" in first else (*_SAME, "planned"):
@@ -385,7 +387,7 @@ def _problems(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{sum(counts):,} samples were delivered or skipped, but they are not the {number:,} planned ones."
 
 
-def _problems_of_stream(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
+def _problems_of_stream(receipts: list[Receipt]) -> Iterator[str]:
     """Yield which samples of a stream are missing, or were delivered more than once, although no batch was."""
     number = sum(receipt["num_samples"] + receipt["skipped"]["num_samples"] for receipt in receipts)
     # Shards may be indexed meanwhile.
@@ -406,7 +408,7 @@ def _problems_of_stream(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
             )
 
 
-def _unknown(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
+def _unknown(receipts: list[Receipt]) -> Iterator[str]:
     """Yield what the receipts of one epoch of a stream cannot show."""
     if "keys" not in receipts[0]:
         return
@@ -423,7 +425,7 @@ def _unknown(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
         yield "How many samples the stream has is not known."
 
 
-def _gaps(receipts: list[Mapping[str, Any]]) -> Iterator[str]:
+def _gaps(receipts: list[Receipt]) -> Iterator[str]:
     """Yield which batches are missing, and which were delivered more than once.
 
     Rank r of n has the share from r/n to (r+1)/n of each global batch, so receipts of different numbers of ranks fit

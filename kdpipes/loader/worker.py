@@ -18,6 +18,8 @@ from kdpipes.delivery.skipping import Skip
 from kdpipes.delivery.state import Counting
 from kdpipes.loader.channel import Kind, Message
 
+Send = Callable[[Message], None]
+
 
 class Seeds:
     """The seeds of the stock pipes of one worker, with the methods of torchdata's `SeedGenerator`."""
@@ -124,7 +126,7 @@ class _EpochMonitor(Monitor):
         splits: Whether pipes after `deal` make several items of a batch, or none.
     """
 
-    def __init__(self, send: Callable[[Message], None], banned: Mapping[str, str], *, splits: bool) -> None:
+    def __init__(self, send: Send, banned: Mapping[str, str], *, splits: bool) -> None:
         self._send = send
         self._splits = splits
         self.banned = banned
@@ -204,7 +206,7 @@ class Producer:
         counting = [pipe for pipe in read.pipes if isinstance(pipe, Counting)]
         self._counting = [(pipe, pipe.next_epoch()) for pipe in counting]
 
-    def epoch(self, assignment: Assignment, send: Callable[[Message], None]) -> Iterator[None]:
+    def epoch(self, assignment: Assignment, send: Send) -> Iterator[None]:
         """Make the items of one epoch, and pass each message to `send`; to be resumed for the next item."""
         start = assignment.position
         has_numbers = self._dealer is not None

@@ -27,10 +27,8 @@ from kdpipes.storage.index_home import current_index
 from kdpipes.storage.remote import RemoteStream, Span, StreamsAhead, read_range
 from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_notes import Seen, names_beside
-from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Member, compression_of, is_compressed, read_members
+from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Group, Member, compression_of, is_compressed, read_members
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
-
-_Group = list[tuple[Member, bytes]]
 
 
 @called_as("stream_shards")
@@ -224,7 +222,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._has_names = True
         return self._class_names
 
-    def _groups(self, url: str, streams: StreamsAhead, known: dict[int, int]) -> Generator[_Group, None, None]:
+    def _groups(self, url: str, streams: StreamsAhead, known: dict[int, int]) -> Generator[Group, None, None]:
         """Yield the members of each sample of a shard; to verify them, fill `known` with their checksums first."""
         if self._verify is True or (self._verify == "auto" and is_local(url)):
             known.update(self._checksums(url))
@@ -259,7 +257,7 @@ class ShardStreamerIterDataPipe(IterPipe):
             )
         return found or {}
 
-    def _sample(self, url: str, name: str, group: _Group, known: dict[int, int], index: int) -> Sample:
+    def _sample(self, url: str, name: str, group: Group, known: dict[int, int], index: int) -> Sample:
         fields: dict[str, Any] = {
             member.field: self._member(url, member, content, known.get(member.offset)) for member, content in group
         }
@@ -308,7 +306,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         return urls
 
 
-def _up_to_damage(groups: Iterator[_Group], lost: list[Exception]) -> Generator[_Group, None, None]:
+def _up_to_damage(groups: Iterator[Group], lost: list[Exception]) -> Generator[Group, None, None]:
     """Yield the readable groups of a shard. Append the error that ends it early, if any, to `lost`."""
     try:
         yield from groups

@@ -32,7 +32,7 @@ from kdpipes.storage.readers import Version, md5_of
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
-from kdpipes.storage.tar import Member, add_sample, index_shard, is_compressed, read_members
+from kdpipes.storage.tar import Group, add_sample, index_shard, is_compressed, read_members
 from kdpipes.storage.urls import is_local
 
 Result = TypeVar("Result")
@@ -171,7 +171,7 @@ class IndexRecorder:
         is_kept = kept is not None and kept.version == version
         self._version = version if version.tag and not is_kept else None
 
-    def add(self, group: Sequence[tuple[Member, bytes]]) -> None:
+    def add(self, group: Group) -> None:
         """Add the members of the next sample."""
         if self._version is not None:
             add_sample(self._builder, group)

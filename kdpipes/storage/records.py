@@ -25,7 +25,7 @@ from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.codec import FORMAT, checksum_of, encode, in_batches
 from kdpipes.storage.memory import map_file
 from kdpipes.storage.readers import Version
-from kdpipes.storage.shard_index import Catalog, IndexBuilder, Places, ShardIndex
+from kdpipes.storage.shard_index import Catalog, Fields, IndexBuilder, MemberRow, Places, ShardIndex
 
 HEADER = "records.json"
 _LAYOUT = "kdpipes records"
@@ -133,7 +133,7 @@ class Records:
     sizes: Sequence[int]
     parts: NDArray[np.int32]
     keys: PackedStrings
-    fields: dict[str, Places | NDArray[np.int64]]
+    fields: Fields
     class_names: tuple[str, ...] | None
 
     def __len__(self) -> int:
@@ -263,7 +263,7 @@ def _packed(index: IndexBuilder, record: WrittenSample) -> tuple[int, bytes]:
     number = len(index)
     parts = _padded(encode([number, record.key, list(record.fields)]))
     size = sum(map(len, parts))
-    members: list[tuple[str, int, int, int | None, int | None]] = []
+    members: list[MemberRow] = []
     for name, value in record.fields.items():
         try:
             entry = encode(value)

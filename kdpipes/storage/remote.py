@@ -511,6 +511,9 @@ class RemoteStream:
                 future.cancel()
 
 
+StreamStart = Future[RemoteStream | None]
+
+
 class StreamsAhead:
     """Remote files that are read one after the other: while one is read, the next ones are started.
 
@@ -523,7 +526,7 @@ class StreamsAhead:
         self._threads: Threads | None = None
         self._access = current_access()
         # None where there was no room to start the file.
-        self._begun: dict[str, Future[RemoteStream | None]] = {}
+        self._begun: dict[str, StreamStart] = {}
         self._process = os.getpid()
 
     def begin(self, url: str) -> None:
@@ -553,7 +556,7 @@ class StreamsAhead:
         for each in begun.values() if self._process == os.getpid() else ():
             each.add_done_callback(_close_begun)
 
-    def _start(self, url: str) -> Future[RemoteStream | None]:
+    def _start(self, url: str) -> StreamStart:
         """Start a file, if that has not been done, and the one after it if there is room."""
         self._threads = self._threads or Threads(1, "kdpipes-stream")
         before = self._begun.get(url)
@@ -563,26 +566,26 @@ class StreamsAhead:
         return begun
 
 
-def _begin(url: str, before: Future[RemoteStream | None] | None) -> RemoteStream | None:
+def _begin(url: str, before: StreamStart | None) -> RemoteStream | None:
     """Return the stream of a file that was started before, or start it."""
     known = None if before is None else before.result()
     return (RemoteStream(url, _NUM_BEGUN) if known is None else known).read_ahead(_NUM_BEGUN)
 
 
-def _begin_after(former: Future[RemoteStream | None], url: str) -> RemoteStream | None:
+def _begin_after(former: StreamStart, url: str) -> RemoteStream | None:
     """Start a file if the one before it has been requested as a whole, with fewer requests than may be under way."""
     stream = former.result() if former.exception() is None else None
     room = 0 if stream is None else stream.num_unused(_NUM_BEGUN)
     return RemoteStream(url, room).read_ahead() if room else None
 
 
-def _use_free_places(begun: Future[RemoteStream | None], process: int, num_under_way: int) -> None:
+def _use_free_places(begun: StreamStart, process: int, num_under_way: int) -> None:
     """Let the next file use the request slots that the current one has left."""
     is_sound = process == os.getpid() and begun.done() and not begun.cancelled() and begun.exception() is None
     if is_sound and (stream := begun.result()) is not None:
         stream.read_ahead(_NUM_AHEAD - num_under_way)
 
 
-def _close_begun(begun: Future[RemoteStream | None]) -> None:
+def _close_begun(begun: StreamStart) -> None:
     if not begun.cancelled() and begun.exception() is None and (stream := begun.result()) is not None:
         stream.close()

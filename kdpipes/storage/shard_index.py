@@ -52,6 +52,10 @@ class Places:
     values: NDArray[np.int64] | None = None
 
 
+Fields = dict[str, Places | NDArray[np.int64]]  # places, or values if all samples have an integer
+MemberRow = tuple[str, int, int, int | None, int | None]  # field, offset, size, checksum, value
+
+
 def by_gaps(fields: Mapping[str, Any], positions: NDArray[Any]) -> Iterator[tuple[list[int], frozenset[str]]]:
     """Yield the numbers of samples with the fields that they lack: first those that lack none, then each other one."""
     lacks = {name: places.offsets[positions] < 0 for name, places in fields.items() if isinstance(places, Places)}
@@ -167,9 +171,7 @@ class IndexBuilder:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(
-        self, key: str, members: Iterable[tuple[str, int, int, int | None, int | None]], number: int | None = None
-    ) -> None:
+    def add(self, key: str, members: Iterable[MemberRow], number: int | None = None) -> None:
         """Add a sample, or fields of an earlier one, with name, offset, size, checksum and value of each field.
 
         A checksum that was not computed is None, as is a value that is not an integer. `number` is that of the sample;
@@ -231,7 +233,7 @@ class Catalog:
     versions: Sequence[Version]
     shards: NDArray[np.int32]
     short_keys: PackedStrings
-    fields: dict[str, Places | NDArray[np.int64]]
+    fields: Fields
     columns: dict[str, Column] = field(default_factory=dict)
     sources: Sequence[Version] = ()
     names: Sequence[str] = ()
@@ -282,7 +284,7 @@ class Catalog:
                 }
             num_letters = num_letters + len(letters)
             start = start + counts[-1]
-        fields: dict[str, Places | NDArray[np.int64]] = {}
+        fields: Fields = {}
         for name, part in list(grown):
             grow(name, part, np.zeros(0, dtype=np.uint8), num_letters if part == "letters" else start)
             grown[name, part] = grown[name, part][: num_letters if part == "letters" else start]
@@ -366,10 +368,10 @@ def _arrays_of(
 
 def _contents_of(
     header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-) -> tuple[PackedStrings, dict[str, Places | NDArray[np.int64]], dict[str, Column]]:
+) -> tuple[PackedStrings, Fields, dict[str, Column]]:
     """Return keys, fields and columns; raise KeyError or ValueError if they are incomplete."""
     keys = PackedStrings.of_arrays(arrays["ends"], arrays["keys"])
-    fields: dict[str, Places | NDArray[np.int64]] = {}
+    fields: Fields = {}
     for number, name in enumerate(header["fields"]):
         offsets, sizes, checksums, values = (
             arrays.get(f"{number}.{part}") for part in ("offsets", "sizes", "checksums", "values")

@@ -25,7 +25,7 @@ from kdpipes.storage.memory import LocalReader, read_span
 from kdpipes.storage.readers import Version
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream, Span, read_range
 from kdpipes.storage.retries import NoRangesError
-from kdpipes.storage.shard_index import IndexBuilder, Places, ShardIndex
+from kdpipes.storage.shard_index import IndexBuilder, MemberRow, Places, ShardIndex
 from kdpipes.storage.tar_headers import (
     FileBytes,
     ForwardBytes,
@@ -66,9 +66,13 @@ class Member(NamedTuple):
     size: int
 
 
+Content = tuple[Member, Any]  # a member and its bytes, or None if they were not read
+Group = list[Content]  # of one sample
+
+
 def read_members(
     url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream, max_member_bytes: int = MAX_MEMBER_BYTES
-) -> Generator[list[tuple[Member, bytes]], None, None]:
+) -> Generator[Group, None, None]:
     """Yield the members of each of a tar's samples with their contents, front to back.
 
     Compressed tars are recognized by their first bytes, and remote ones are unpacked locally, so that reading can
@@ -143,7 +147,7 @@ def _split(name: str) -> tuple[str, str]:
 
 def _members(
     url: str, source: ForwardBytes, is_wanted: Callable[[str], bool], max_bytes: float = math.inf
-) -> Iterator[tuple[Member, Any]]:
+) -> Iterator[Content]:
     """Yield the members that belong to samples, with the contents of wanted fields and of numbers; None for others."""
     longest: dict[str, float] = {}  # by field, up to which size contents are needed
     for name, offset, size, kind in read_entries(source):
@@ -194,7 +198,7 @@ def _naming(url: str, source: ForwardBytes, what: str) -> Iterator[None]:
         raise DataError(f"Shard {url!r} cannot be read from offset {source.position} on: {error}.") from error
 
 
-def _grouped(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[tuple[Member, Any]]]:
+def _grouped(url: str, members: Iterable[Content]) -> Iterator[Group]:
     """Yield the members of one sample at a time.
 
     Raises:
@@ -213,9 +217,9 @@ def _grouped(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[t
         yield group
 
 
-def _runs(url: str, members: Iterable[tuple[Member, Any]]) -> Iterator[list[tuple[Member, Any]]]:
+def _runs(url: str, members: Iterable[Content]) -> Iterator[Group]:
     """Yield consecutive members with the same key, as webdataset groups them."""
-    group: list[tuple[Member, Any]] = []
+    group: Group = []
     fields: set[str] = set()
     current = None
     for member, content in members:
@@ -350,7 +354,7 @@ def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
     return places.values is None or bool(INTEGER.fullmatch(text) and int(text) == places.values[sample])
 
 
-def add_sample(builder: IndexBuilder, group: Sequence[tuple[Member, bytes | None]], number: int | None = None) -> None:
+def add_sample(builder: IndexBuilder, group: Group, number: int | None = None) -> None:
     """Add members to an index, each with its content, if that has been read.
 
     Args:
@@ -358,7 +362,7 @@ def add_sample(builder: IndexBuilder, group: Sequence[tuple[Member, bytes | None
         group: Members of one sample.
         number: The number of the sample; None is a new one.
     """
-    rows: list[tuple[str, int, int, int | None, int | None]] = []
+    rows: list[MemberRow] = []
     for (_, field, _, offset, size), content in group:
         checksum = value = None
         if content is not None:

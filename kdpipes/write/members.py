@@ -28,7 +28,7 @@ from kdpipes.storage.decoding import JSON, MARKUP, NUMBERS, TENSORS, TEXTS, deco
 from kdpipes.storage.images import open_image
 from kdpipes.storage.readers import Version
 from kdpipes.storage.shard_index import IndexBuilder, ShardIndex
-from kdpipes.storage.tar import Member, add_sample
+from kdpipes.storage.tar import Group, Member, add_sample
 
 _BLOCK = 512  # of a tar
 _MODE = 0o644
@@ -439,7 +439,7 @@ class TarShard:
             if key in self.keys:
                 raise duplicate_error(key, f"shard {self._url!r}")
             self.keys[key] = None
-            group: list[tuple[Member, bytes | None]] = []
+            group: Group = []
             for extension, header, content in members:
                 offset = self.num_bytes + len(header)
                 size = len(content)
