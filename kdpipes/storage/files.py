@@ -469,9 +469,9 @@ class HeldFile:
         """Share the file with other readers; return whether that worked, at once unless `waits`."""
         return self._hold(is_alone=False, waits=waits)
 
-    def hold_alone(self, *, waits: bool = False) -> bool:
-        """Hold the file against all others; return whether that worked, at once unless `waits`."""
-        return self._hold(is_alone=True, waits=waits)
+    def hold_alone(self) -> bool:
+        """Hold the file against all others; return at once whether that worked."""
+        return self._hold(is_alone=True, waits=False)
 
     def _hold(self, *, is_alone: bool, waits: bool) -> bool:
         import fcntl

@@ -36,7 +36,7 @@ from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.jobs import in_parallel
 from kdpipes.storage.memory import LocalReader
 from kdpipes.storage.object_store import remote_reader
-from kdpipes.storage.readers import Reader, Wanted, stat_in
+from kdpipes.storage.readers import Wanted, stat_in
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 from kdpipes.storage.retries import is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import identity_of, is_local, join_url, split_chain
@@ -216,24 +216,21 @@ class SourceFile(NamedTuple):
 
     name: str  # its path below the source
     url: str
-    filesystem: Any
-    path: str  # on its file system
+    reader: Any  # a `LocalReader` or `FsspecReader`
     size: int  # -1 if unknown
     tag: str  # changes with the content
 
     @classmethod
     def of(cls, name: str, url: str, filesystem: Any, path: str, info: Any) -> SourceFile:
         """Return a file from the entry that its file system has for it."""
-        return cls(name, url, filesystem, path, *stat_in({"size": None, **info}).version)
+        is_here = isinstance(filesystem, LocalFileSystem)
+        reader = LocalReader(path) if is_here else remote_reader(url, filesystem, path)
+        return cls(name, url, reader, *stat_in({"size": None, **info}).version)
 
     @property
     def is_local(self) -> bool:
         """Whether it is on a local disk."""
-        return isinstance(self.filesystem, LocalFileSystem)
-
-    def reader(self) -> Reader:
-        """Return what reads it."""
-        return LocalReader(self.path) if self.is_local else remote_reader(self.url, self.filesystem, self.path)
+        return isinstance(self.reader, LocalReader)
 
 
 class _CopySource(NamedTuple):
@@ -524,7 +521,7 @@ def _range(file: SourceFile, start: int, stop: int) -> bytes:
     wanted = Wanted() if (start, stop) == (0, file.size) else Wanted(start, stop)
 
     def read() -> bytes:
-        content = bytes(file.reader().read(wanted).content)
+        content = bytes(file.reader.read(wanted).content)
         if len(content) != stop - start:
             raise BrokenStreamError(f"expected {stop - start} bytes at offset {start}, but received {len(content)}")
         return content
@@ -537,7 +534,8 @@ class _RemoteZip(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
 
     def __init__(self, file: SourceFile) -> None:
         options = {"maxblocks": 4}
-        super().__init__(file.filesystem, file.path, "rb", _ZIP_BLOCK, True, "background", options, size=file.size)
+        reader = file.reader
+        super().__init__(reader.filesystem, reader.path, "rb", _ZIP_BLOCK, True, "background", options, size=file.size)
         self._source = file
         self._access = current_access()
 
@@ -549,7 +547,7 @@ class _RemoteZip(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no t
 @contextmanager
 def _opened_zip(file: SourceFile) -> Iterator[zipfile.ZipFile]:
     """Open a zip, from which several threads may read."""
-    with Path(file.path).open("rb") if file.is_local else cast("IO[bytes]", _RemoteZip(file)) as content:
+    with file.reader.stream() if file.is_local else cast("IO[bytes]", _RemoteZip(file)) as content:
         try:
             archive = zipfile.ZipFile(content)
         except DataError:

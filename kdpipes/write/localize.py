@@ -15,8 +15,7 @@ from kdpipes.core.registry import register
 from kdpipes.core.secrets import masked
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.storage.access import Access, using
-from kdpipes.storage.files import version_of
-from kdpipes.storage.filesystems import filesystem_of
+from kdpipes.storage.files import reader_of, version_of
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 
@@ -104,7 +103,7 @@ class FileLocalizer(Fingerprinted):
         from kdpipes.write.copy import PARTIAL, SourceFile, copy_file, locked_once, state_of
 
         version = version_of(url)
-        file = SourceFile("", url, *filesystem_of(url), *version)
+        file = SourceFile("", url, reader_of(url), *version)
         root = Path(self._root)
         if state_of(root, root) == "missing":  # the marker says that the folder is not a complete copy
             root.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,14 +42,14 @@ from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.catalog import index_beside
-from kdpipes.storage.files import create_url, forget_listings, locked, read_url, version_of, write_url
+from kdpipes.storage.files import create_url, list_folder, locked, read_url, version_of, write_url
 from kdpipes.storage.filesystems import filesystem_of, parent_of
 from kdpipes.storage.index_home import index_url
 from kdpipes.storage.jobs import check_workers, in_parallel, run_jobs
 from kdpipes.storage.retries import NUM_TRIES, retried
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.shard_notes import SavedNotes
-from kdpipes.storage.urls import is_local, split_chain
+from kdpipes.storage.urls import folder_of, is_local, split_chain
 from kdpipes.write.copy import FULL, disk_full_error, write_whole
 from kdpipes.write.members import (
     END_MARK,
@@ -333,14 +333,9 @@ class ShardPlaces:
         if self.is_local:
             folder = Path(self._folder or ".")
             return [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        with using(self.access):
-            forget_listings([self.url(0)])
-            filesystem, path = filesystem_of(self.url(0))
-            try:
-                found = retried(lambda: filesystem.ls(parent_of(filesystem, path), detail=False))
-            except FileNotFoundError:
-                return []
-        return [str(name).rstrip("/").rpartition("/")[2] for name in found]
+        with using(self.access), suppress(FileNotFoundError):
+            return list(list_folder(folder_of(self.notes_url)))
+        return []
 
     def index(self, number: int) -> ShardIndex | None:
         """Return the index of a shard; None if the shard is not complete."""
@@ -487,27 +482,6 @@ def _as_json(notes: SavedNotes) -> bytes:
     return json.dumps(asdict(notes), ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape")
 
 
-class _Numbering:
-    """Returns the number of the shard of each sample, from its size; a sample above the limit gets its own shard."""
-
-    def __init__(self, max_samples: int | None, max_bytes: int | None, number: int = 0) -> None:
-        self._max_samples = max_samples or math.inf
-        self._max_bytes = max_bytes or math.inf
-        self._number = number
-        self._num_samples = 0
-        self._num_bytes = len(END_MARK)
-
-    def __call__(self, size: int) -> int:
-        is_full = self._num_samples >= self._max_samples or self._num_bytes + size > self._max_bytes
-        if is_full and self._num_samples:
-            self._number = self._number + 1
-            self._num_samples = 0
-            self._num_bytes = len(END_MARK)
-        self._num_samples += 1
-        self._num_bytes += size
-        return self._number
-
-
 class _Span(NamedTuple):
     """Positions of the chain that one job measures, or writes as a shard."""
 
@@ -609,7 +583,7 @@ class _Run:
             self._write_spans(stops)
         self._check_keys()
         reports = [self._reports[number] for number in range(len(self._reports))]
-        shards = [[len(report.hashes), report.num_bytes] for report in reports]
+        shards = [(len(report.hashes), report.num_bytes) for report in reports]
         found = None if self.places.is_local else _read_notes(self.places)
         if found is not None:  # on storage where several jobs can create the notes at the same time
             _check_job(self.places, found, self.notes.job, has_shards=True)
@@ -641,7 +615,7 @@ class _Run:
         with self._run(partial(_measure_span, self.recipe), spans, "measuring samples") as measured:
             sizes = np.concatenate([np.zeros(0, dtype=np.int64), *measured])
         kept = np.flatnonzero(sizes)
-        numbers = list(map(_Numbering(self.max_samples, self.max_bytes), sizes[kept].tolist()))
+        numbers = [number for number, _ in self._numbered(sizes[kept].tolist(), int)]
         stops = [*kept[1:][np.diff(numbers) > 0].tolist(), size] if numbers else []
         self._num_left_out = 0 if stops else size
         self.notes = _write_notes(self.places, replace(self.notes, stops=stops))
@@ -705,18 +679,28 @@ class _Run:
         samples = self.recipe.stream() if self.size is None else self.recipe.samples(0, self.size)
         samples = shown_if_slow(samples, self.size, "writing shards")
         self._skip_written(samples)
-        numbered = self._numbered(self.recipe.made(samples, self.recipe.tar_sample))
+        numbered = self._numbered(self.recipe.made(samples, self.recipe.tar_sample), attrgetter("num_bytes"))
         for number, group in groupby(numbered, key=itemgetter(0)):
             self._add_written(self.places.write(number, map(itemgetter(1), group)))
 
-    def _numbered(self, samples: Iterable[TarSample | None]) -> Iterator[tuple[int, TarSample]]:
-        """Yield each sample with the number of its shard."""
-        number_of = _Numbering(self.max_samples, self.max_bytes, self._num_found)
+    def _numbered(self, samples: Iterable[Made | None], size_of: Callable[[Made], int]) -> Iterator[tuple[int, Made]]:
+        """Yield the number of the shard of each sample, and the sample. One above the limit gets its own shard."""
+        number = self._num_found
+        num_samples = 0
+        num_bytes = len(END_MARK)
         for sample in samples:
             if sample is None:
                 self._num_left_out += 1
-            else:
-                yield number_of(sample.num_bytes), sample
+                continue
+            size = size_of(sample)
+            is_full = num_samples == self.max_samples or num_bytes + size > (self.max_bytes or math.inf)
+            if is_full and num_samples:
+                number += 1
+                num_samples = 0
+                num_bytes = len(END_MARK)
+            num_samples += 1
+            num_bytes += size
+            yield number, sample
 
     def _skip_written(self, samples: Iterator[Coming]) -> None:
         """Take from `samples` those of existing shards, and those in between that `on_error` leaves out."""
