@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,7 +38,8 @@ _SLACK = 1 << 22
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-class Header(NamedTuple):
+@dataclass(frozen=True)
+class Header:
     """The content of `records.json`, which is written before the parts.
 
     Args:
@@ -56,7 +58,7 @@ class Header(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        return json.dumps({"layout": _LAYOUT, "format": FORMAT, **self._asdict()}, indent=1).encode() + b"\n"
+        return json.dumps({"layout": _LAYOUT, "format": FORMAT, **vars(self)}, indent=1).encode() + b"\n"
 
 
 def read_header(folder: Path) -> Header | None:
@@ -78,11 +80,10 @@ def read_header(folder: Path) -> Header | None:
                 f"{place!r} contains {written[0]!r} in format {written[1]!r}, but this version of kdpipes reads only "
                 f"{_LAYOUT!r} in format {FORMAT}. Use the version that wrote it, or write the records again."
             )
-        names = said["class_names"]
-        return Header(int(said["num_parts"]), str(said["source"]), None if names is None else tuple(map(str, names)))
+        return msgspec.convert(said, Header)
     except DataError:
         raise
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise DataError(f"{place!r} holds no records, or its {HEADER} is damaged.") from error
 
 

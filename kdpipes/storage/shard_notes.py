@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger
 from kdpipes.storage.files import cache_folder, cached_name, if_there, make_cache_folder, read_url, replace_file
@@ -37,7 +39,7 @@ class SavedNotes:
     job: dict[str, Any]
     class_names: Sequence[str] | None = None
     stops: Sequence[int] | None = None
-    shards: Sequence[Sequence[int]] | None = None
+    shards: Sequence[tuple[int, int]] | None = None
     format: int = _FORMAT
 
     @classmethod
@@ -51,15 +53,8 @@ class SavedNotes:
             found = json.loads(content.decode("utf-8", "surrogateescape"))
             if found["format"] != _FORMAT:
                 raise DataError(f"{url!r} is of format {found['format']}, but this kdpipes reads format {_FORMAT}.")
-            notes = cls(**found)
-            names = notes.class_names or []
-            shards = notes.shards or ()
-            are_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
-            are_sizes = all(len(each) == 2 and all(isinstance(size, int) for size in each) for each in shards)
-            if not isinstance(notes.job, dict) or not are_names or not are_sizes:
-                raise TypeError("what it says is of another kind")
-            return notes
-        except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
+            return msgspec.convert(found, cls)
+        except (KeyError, TypeError, msgspec.ValidationError, json.JSONDecodeError, RecursionError) as error:
             hint = "To start over, remove it and the shards beside it."
             raise DataError(f"{url!r} cannot be read as notes of shards: {error}. {hint}") from error
 
