@@ -12,6 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
@@ -413,15 +414,13 @@ def _subclass(base: Any, namespace: dict[str, Any]) -> Any:
     return type(base)(base.__name__, (base,), {**names, **namespace})
 
 
+@dataclass(slots=True, eq=False)
 class _Timed:
     """A function that computes the value of a field, measured."""
 
-    __slots__ = ("_load", "_node", "_probes")
-
-    def __init__(self, probes: Probes, node: int, load: Function) -> None:
-        self._probes = probes
-        self._node = node
-        self._load = load
+    _probes: Probes
+    _node: int
+    _load: Function
 
     def __call__(self, sample: Sample, *values: Any) -> Any:
         probes = self._probes
@@ -438,14 +437,14 @@ class _Timed:
         return made
 
 
+@dataclass(eq=False)
 class _Items:
     """The items of a stream, each measured as it is made; `watched` is the place of a pipe that promises values."""
 
-    def __init__(self, probes: Probes, items: Iterator[Any], node: int, watched: int | None) -> None:
-        self._probes = probes
-        self._items = items
-        self._node = node
-        self._watched = watched
+    _probes: Probes
+    _items: Iterator[Any]
+    _node: int
+    _watched: int | None
 
     def __iter__(self) -> _Items:
         return self

@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -444,14 +445,14 @@ def _gaps(receipts: list[Receipt]) -> Iterator[str]:
     rows = sorted({0, end, *(row for each in covered for row in each[:2])})
     columns = sorted({Fraction(0), Fraction(1), *(column for each in covered for column in each[2:])})
     for left, right in pairwise(columns):
-        spans: list[list[int]] = []  # begin, end and how often delivered, joined while that is the same
-        for begin, end in pairwise(rows):
-            times = sum(b <= begin and end <= e and x <= left and right <= y for b, e, x, y in covered)
-            if spans and spans[-1][2] == times:
-                spans[-1][1] = end
-            else:
-                spans.append([begin, end, times])
-        for begin, end, times in spans:
+        counts = [
+            (sum(b <= begin and end <= e and x <= left and right <= y for b, e, x, y in covered), begin, end)
+            for begin, end in pairwise(rows)
+        ]
+        for times, group in groupby(counts, itemgetter(0)):
+            spans = list(group)
+            begin = spans[0][1]
+            end = spans[-1][2]
             if times != 1:
                 shown = f"batch {begin}" if end == begin + 1 else f"batches {begin} to {end - 1}"
                 if receipts[0]["num_batches"] is None and end == rows[-1]:

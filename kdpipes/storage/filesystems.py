@@ -15,6 +15,7 @@ import threading
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -261,14 +262,17 @@ async def _addresses_of(host: str) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
+@dataclass
 class FsspecReader:
     """A file that a file system of fsspec reads, within the time limit."""
 
-    def __init__(self, url: str, filesystem: Any, path: str) -> None:
-        self.url = url
-        self.filesystem = filesystem
-        self.path = path
-        self._is_http = "http" in filesystem.protocol
+    url: str
+    filesystem: Any
+    path: str
+
+    @property
+    def _is_http(self) -> bool:
+        return "http" in self.filesystem.protocol
 
     @property
     def has_ranges(self) -> bool:

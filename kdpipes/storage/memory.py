@@ -6,6 +6,7 @@ import mmap
 import os
 import weakref
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -17,11 +18,11 @@ _KEPT_SHARDS = 64
 _RESIDENT = 1 << 26  # bytes that are viewed until the pages of the maps leave this process's memory
 
 
+@dataclass
 class LocalReader:
     """A local file."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    path: str
 
     def stat(self) -> Stat:
         """Return size, version and date of the file."""

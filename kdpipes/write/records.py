@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,14 +179,14 @@ def write_records(
     return RecordsResult(writer.folder, sum(samples), num_parts, len(missing), sum(sizes))
 
 
+@dataclass
 class _PartWriter:
     """Writes one part, in any process."""
 
-    def __init__(self, items: _RecordItems, folder: Path, header: Header, key: bytes | None) -> None:
-        self.items = items
-        self.folder = folder
-        self.header = header
-        self.key = key
+    items: _RecordItems
+    folder: Path
+    header: Header
+    key: bytes | None
 
     def __call__(self, number: int) -> tuple[int, int]:
         """Write a part, and return its number of samples and bytes."""
