@@ -78,14 +78,14 @@ def stat_of(url: str, *, num_tries: int = NUM_TRIES) -> Stat:
         DataError: The file system cannot be reached.
     """
     if is_local(url):
-        # As `LocalReader.stat`, in fewer calls: caches ask for the version of each sample's file.
+        # Caches ask for the version of each sample's file, so there are few calls.
         try:
             status = os.stat(url)  # noqa: PTH116
         except OSError as error:
             raise _as_unreadable(url, error) from as_cause(error)
         return Stat(Version(status.st_size, f"changed:{status.st_mtime_ns}"), status.st_mtime)
     with naming(url):
-        return retried(reader_of(url).stat, num_tries=num_tries)
+        return retried(remote_reader(url, *filesystem_of(url)).stat, num_tries=num_tries)
 
 
 def version_of(url: str, *, num_tries: int = NUM_TRIES) -> Version:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from kdpipes.core.errors import DataError
-from kdpipes.storage.readers import WHOLE, Response, Stat, Version, Wanted
+from kdpipes.storage.readers import WHOLE, Response, Version, Wanted
 
 _KEPT = 256  # maps of one `MappedFiles`; each holds a descriptor
 _KEPT_SHARDS = 64
@@ -23,11 +23,6 @@ class LocalReader:
     """A local file."""
 
     path: str
-
-    def stat(self) -> Stat:
-        """Return size, version and date of the file."""
-        status = os.stat(self.path)  # noqa: PTH116 - of each of many files
-        return Stat(Version(status.st_size, f"changed:{status.st_mtime_ns}"), status.st_mtime)
 
     def read(self, wanted: Wanted = WHOLE) -> Response:
         """Return bytes of the file. All of it is read; parts are taken from a map that is kept."""

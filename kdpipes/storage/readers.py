@@ -104,9 +104,6 @@ class Response(NamedTuple):
 class Reader(Protocol):
     """One file of any storage. Each call is a single attempt: `retried` repeats it, and `naming` names the file."""
 
-    def stat(self) -> Stat:
-        """Return size, version and date of the file."""
-
     def read(self, wanted: Wanted = WHOLE) -> Response:
         """Return bytes of the file, all of it by default; fewer at its end."""
 
