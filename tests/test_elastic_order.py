@@ -61,8 +61,8 @@ def from_stream(folder: Path, urls: str, **cut: Any) -> Any:
 
 def from_records(folder: Path, urls: str, **cut: Any) -> Any:
     records = folder.with_name("records")
-    kdp.write_records(kdp.image_folder(folder), records)  # the first time
-    plan = kdp.open_records(records, block_size=9).filter_classes(valid=VALID).oversample(mode="exact")
+    kdp.write_records(kdp.image_folder(folder), records, num_parts=18)  # the first time
+    plan = kdp.open_records(records).filter_classes(valid=VALID).oversample(mode="exact")
     return crops(plan).deal(shuffle=kdp.by_shard(window=50), seed=5, **cut).collate_samples()
 
 
