@@ -139,7 +139,7 @@ class Pipe(Fingerprinted):
     def has_quick_length(self, *, may_plan: bool) -> bool:
         """Return whether `len(pipe)` is fast if the lengths upstream are known.
 
-        With `may_plan`, making a plan from data in memory and listing a small local folder count as fast.
+        With `may_plan`, making a plan from data in memory counts as fast.
         """
         return True
 

@@ -29,7 +29,6 @@ from kdpipes.storage.images import image_suffixes
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
 _NUM_NAMED = 3  # files or folders in a warning
-_FEW_FILES = 20_000  # folders of at most this many files are listed only to show the length
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
 
 
@@ -39,10 +38,6 @@ class _Listing(NamedTuple):
     class_names: tuple[str, ...]
     sizes: NDArray[np.int64] | None = None  # of remote files, as are the tags
     tags: PackedStrings | None = None
-
-    def sizes_of(self, indices: list[int]) -> list[int]:
-        """Return the sizes of files; -1 for local ones, whose sizes are unknown."""
-        return [-1] * len(indices) if self.sizes is None else self.sizes[indices].tolist()
 
 
 @called_as("image_folder")
@@ -136,7 +131,8 @@ class ImageFolderMapDataPipe(MapPipe):
         """Return the URL and the size of the files at some positions; the size is -1 if it is unknown."""
         listing = self._listed()
         urls = [join_url(self._root, listing.paths[position]) for position in positions]
-        return list(zip(urls, listing.sizes_of(positions), strict=True))
+        sizes = [-1] * len(urls) if listing.sizes is None else listing.sizes[positions].tolist()
+        return list(zip(urls, sizes, strict=True))
 
     def _version_of(self, index: int) -> str:
         listing = self._listed()
@@ -145,7 +141,7 @@ class ImageFolderMapDataPipe(MapPipe):
         return f"{join_url(identity_of(self._root), listing.paths[index])} {listing.sizes[index]} {listing.tags[index]}"
 
     def has_quick_length(self, *, may_plan: bool) -> bool:
-        return self._listing is not None or (may_plan and is_local(self._root) and _has_few_files(self._root))
+        return self._listing is not None
 
     def has_column(self, name: str) -> bool:
         return name == "y" and self._listing is not None
@@ -241,13 +237,3 @@ def _counts_of(files: Sequence[str]) -> str:
 
 def _shown(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_NUM_NAMED])) + (", ..." if len(names) > _NUM_NAMED else "")
-
-
-def _has_few_files(root: str) -> bool:
-    """Return whether a local folder contains few files, without listing more folders than necessary."""
-    number = 0
-    for _, folders, files in os.walk(root, followlinks=True):  # a link to a folder that contains it ends at the limit
-        number += len(folders) + len(files)
-        if number > _FEW_FILES:
-            return False
-    return True

@@ -157,14 +157,6 @@ def test_looking_opens_nothing_and_begins_no_epoch(
     assert "Lengths are not known yet" in html(shards)
 
 
-def test_a_large_folder_is_not_listed(photo_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kdpipes.sources.image_folder._FEW_FILES", 100)
-    folder = kdp.image_folder(photo_folder)
-    assert [node.length for node in views_of(folder, find_out=True)] == [None]
-    assert len(folder) == 160
-    assert [node.length for node in views_of(folder, find_out=True)] == [160]
-
-
 def test_a_large_plan_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kdpipes.look.show._FEW", 4)
     pipe = birds().filter_classes(valid=[0])
@@ -259,5 +251,4 @@ def test_links_that_lead_back_are_followed_once(photo_folder: Path, tmp_path: Pa
     (tmp_path / "dogs").mkdir()
     (tmp_path / "dogs" / "back").symlink_to("..")
     (tmp_path / "dogs" / "self").symlink_to("self")
-    (node,) = views_of(kdp.image_folder(tmp_path), find_out=True)
-    assert (node.problem, node.length) == ("", len(kdp.image_folder(tmp_path)))
+    assert len(kdp.image_folder(tmp_path)) == len(list((photo_folder / "cat").iterdir()))
