@@ -124,7 +124,9 @@ def class_of(label: Any, names: tuple[str, ...]) -> Any:
     if named is not None:
         return named
     plain = _plain(label)
-    value = _number_in(plain) if isinstance(plain, str) and not have_integers else plain
+    value = plain
+    if isinstance(plain, str) and not have_integers:
+        (value,) = _numbers_in([plain]) or [plain]
     if value is None:
         return UNLABELLED
     if isinstance(value, int) and not UNLABELLED <= value < len(names):
@@ -156,14 +158,6 @@ def numbered(label: Column, names: tuple[str, ...], *, are_given: bool = True) -
         return [class_of(value, names) for value in values]
 
     return Column(number, label, what="reading the label", is_cheap=label.is_cheap, many=number_all)
-
-
-def labels_at(column: NDArray[Any], positions: NDArray[Any]) -> list[Any]:
-    """Return the labels at several positions, as plain numbers if they are numbers."""
-    if column.dtype == object:
-        return [label.item() if isinstance(label, np.generic) else label for label in column[positions]]
-    labels: list[Any] = column[positions].tolist()
-    return labels
 
 
 def number_fields(fields: dict[str, Any], names: Names, *, are_given: bool = True) -> None:
@@ -411,7 +405,9 @@ def _is_missing(label: Any) -> bool:
 
 def _texts_of(label: Any) -> tuple[str, ...]:
     """Return the names that a label may have, the likeliest first."""
-    if isinstance(label, bool | np.bool_):
+    if getattr(label, "shape", None) == ():
+        return _texts_of(label.item())
+    if isinstance(label, bool):
         return str(label).lower(), str(label), str(label).upper()
     if isinstance(label, bytes):
         try:
@@ -441,9 +437,3 @@ def _numbers_in(texts: Sequence[str]) -> list[Any] | None:
     if any("." in text for text in texts) and all(text == "nan" or _DECIMAL.fullmatch(text) for text in texts):
         return [_plain(float(text)) for text in texts]
     return None
-
-
-def _number_in(text: str) -> Any:
-    """Return the number that a text represents, or else the text."""
-    numbers = _numbers_in([text])
-    return text if numbers is None else numbers[0]

@@ -393,11 +393,15 @@ def is_key(name: str, fields: Container[str]) -> bool:
 
 
 def as_column(values: Any) -> NDArray[Any]:
-    """Return values as an array `[n]` of numbers or strings if all are of one of these kinds, else of objects."""
+    """Return values as an array `[n]` of numbers or strings if all are of one of these kinds, else of objects.
+
+    Arrays and tensors without dimensions become plain values. Texts that end with NUL, which NumPy would cut off, are
+    objects.
+    """
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu()
         values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    if isinstance(values, np.ndarray) and values.ndim == 1:
+    if isinstance(values, np.ndarray) and values.ndim == 1 and not values.dtype.hasobject:
         return values
     arrays = torch.Tensor | np.ndarray
     is_scalar = [isinstance(value, arrays) and value.ndim == 0 and value is not np.ma.masked for value in values]
@@ -413,7 +417,7 @@ def as_column(values: Any) -> NDArray[Any]:
         return number_array(values)  # where NumPy would not cut off the ends of texts
     column = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):  # NumPy would take apart lists and arrays of equal length
-        column[place] = value
+        column[place] = value.item() if isinstance(value, np.number | np.bool_) else value
     return column
 
 

@@ -15,8 +15,8 @@ from kdpipes.core.column import Column, filled
 from kdpipes.core.errors import DataError, add_note, check_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.keys import repetitions, unique_key
-from kdpipes.core.labels import labels_at, number_labels
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.labels import number_labels
+from kdpipes.core.map_pipe import MapPipe, as_column
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Block, Rows
@@ -122,7 +122,7 @@ class IdReaderMapDataPipe(MapPipe):
         known, load = self._ids.value, self._load
         fields = {"x": Column(lambda sample, *_: load(known[sample.position]), *ids, what="loading field 'x'")}
         if self._labels is not None:
-            fields["y"] = filled(labels_at(self._labels.value, rows.positions))
+            fields["y"] = filled(self._labels.value[rows.positions].tolist())
         return fields
 
     def value_fingerprint(self) -> Any:
@@ -168,7 +168,7 @@ class IdReaderMapDataPipe(MapPipe):
 
     def read_column(self, name: str) -> NDArray[Any]:
         if name == "key":
-            return np.asarray(list(map(self._key, range(len(self)))))
+            return as_column(list(map(self._key, range(len(self)))))
         return self._labels.value if name == "y" and self._labels is not None else super().read_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:

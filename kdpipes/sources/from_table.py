@@ -34,7 +34,6 @@ except ImportError:  # without the extra `table`
     pa = None
 
 _EXACT = 2.0**53  # smaller integers are exact as floats
-_PART = 1 << 16  # texts that are in memory as Python objects at a time
 _HINT = "If paths in the table are relative to another folder, pass it: `root=`."
 _LOCAL = ("", "file", "local")
 # Protocols that rows of any remote table may name, besides its own. Others may reach local files.
@@ -180,10 +179,8 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         if name == "key" and name not in self._columns:
             if self._keys is None:
                 return np.arange(len(self)).astype(f"<U{max(len(str(len(self) - 1)), 1)}")
-            # In parts, because texts in a list take several times as much memory as in an array.
-            parts = [np.asarray(list(map(identity_of, part)), dtype=np.str_) for part in self._keys.parts()]
-            keys = np.concatenate([np.zeros(0, dtype="<U1"), *parts])
-            return keys if self._numbers_of_keys() is None else super().read_column(name)
+            if self._numbers_of_keys() is None:
+                return as_column(list(map(identity_of, self._keys)))
         return self._columns[name].as_numpy() if name in self._columns else super().read_column(name)
 
     def field_names(self) -> frozenset[str]:
@@ -210,7 +207,7 @@ class _Column:
     def as_numpy(self) -> NDArray[Any]:
         """Return all values, `[n]`."""
         values = self.values.dictionary_decode() if pa.types.is_dictionary(self.values.type) else self.values
-        if _is_text(values.type) and not values.null_count:
+        if _is_text(values.type) and not values.null_count and not pc.any(pc.ends_with(values, "\0")).as_py():
             return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.str_)
         if pa.types.is_nested(values.type) or isinstance(values.type, pa.BaseExtensionType):
             column = np.empty(len(values), dtype=object)
@@ -297,11 +294,8 @@ class _Texts(Sequence[str]):
             return [self[place] for place in range(len(self))[index]]
         return self._text(index, self.values[index].as_py())
 
-    def parts(self) -> Iterator[list[str]]:
-        """Yield the texts in lists of at most `_PART`."""
-        for begin in range(0, len(self), _PART):
-            values = self.values.slice(begin, _PART).to_pylist()
-            yield [self._text(begin + place, value) for place, value in enumerate(values)]
+    def __iter__(self) -> Iterator[str]:
+        return map(self._text, range(len(self)), self.values.to_pylist())
 
     def _text(self, index: Any, value: Any) -> str:
         if value is None or value == "":

@@ -155,11 +155,6 @@ def test_a_damaged_file_and_a_missing_library_are_named(tmp_path: Path, monkeypa
         kdp.from_table(COLUMNS)
 
 
-def test_a_row_without_a_path_is_named() -> None:
-    with pytest.raises(kdp.DataError, match="Row 1 of the table has no key or path"):
-        kdp.from_table({"file": ["a", None]}, path="file")[1]
-
-
 @pytest.mark.parametrize("value", [None, ""])
 @pytest.mark.parametrize("path", ["file", "images/{file}.jpg"])
 def test_a_row_without_text_for_its_path_is_named(value: str | None, path: str) -> None:

@@ -20,11 +20,6 @@ def batch_of(pipe: Any) -> list[int]:
     return y.tolist()
 
 
-def test_a_label_that_has_no_name_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"has 'stork', which is not among the classes heron, strok.*'strok'"):
-        kdp.from_ids(["1"], ["stork"], class_names=["heron", "strok"])
-
-
 class Kappa:
     """What KappaData calls a dataset."""
 
@@ -46,19 +41,6 @@ def test_the_names_of_a_kappadata_dataset_are_known() -> None:
     assert pipe.class_names() == BIRDS
     assert batch_of(pipe) == [1, 0, 2, 1]
     assert pipe.filter_classes(valid=["stork"]).column("x").tolist() == [0.0, 3.0]
-
-
-def test_a_field_class_is_named_in_the_error_for_y() -> None:
-    class Newer(kdp.SampleSource):
-        def __len__(self) -> int:
-            return 2
-
-        def getitem_class(self, index: int) -> int:
-            return index
-
-    with pytest.raises(kdp.FieldError, match=r"no field 'y'; it has 'class'.*`\.rename_fields\(y='class'\)`"):
-        Newer().oversample().column("y")
-    assert Newer().rename_fields(y="class").oversample().column("y").tolist() == [0, 1]
 
 
 def test_the_names_of_hugging_faces_class_labels_are_known() -> None:
@@ -103,5 +85,8 @@ def test_class_names_that_come_twice_are_an_error() -> None:
 
 def test_texts_that_differ_in_nul_characters_are_two_classes() -> None:
     names = ["a\0", "a", "b"]
-    assert kdp.from_ids(["1", "2", "3"], names, load=str).column("y").tolist() == [1, 0, 2]
+    pipe = kdp.from_ids(names, names, load=str)
+    assert (pipe.column("y").tolist(), pipe.column("key").tolist()) == ([1, 0, 2], names)
+    table = kdp.from_table({"name": names, "bird": names}, label="bird", key="name")
+    assert [table.column(field).tolist() for field in ("y", "key", "name")] == [[1, 0, 2], names, names]
     assert kdp.from_dataset([(1, name) for name in names]).column("y").tolist() == names
