@@ -20,6 +20,7 @@ import logging
 import mmap
 import queue
 import random
+import re
 import socket
 import sys
 import tarfile
@@ -30,6 +31,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import is_dataclass
+from datetime import date
+from enum import Enum
 from pathlib import PurePath
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -72,6 +76,10 @@ _OF_THIS_PROCESS = (
 _BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # different values have different texts
 _REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
 _SETTLED = (*VALUES, *_REFERENCES, *_OF_THIS_PROCESS, type, FunctionType)
+_LEAVES = (type(None), int, float, complex, bytes, np.generic, Enum, date)
+_UNHELD = (str, PurePath, *_LEAVES)  # attributes of data sets that may change while the samples stay
+_first_sketches: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+_SEPARATOR = re.compile(r"[/\\]")
 # Objects without a value of their own.
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.local, queue.SimpleQueue, ContextVar, weakref.ref)
 _HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFile)
@@ -492,6 +500,59 @@ def digest(value: Any) -> bytes:
 def digest_values(pipe: Any) -> bytes:
     """Return a hash of the data on which the values of a pipe depend, without globals; empty for a stock pipe."""
     return hash_value(pipe.value_fingerprint(), globals=False)[0] if isinstance(pipe, Fingerprinted) else b""
+
+
+def sketch(value: Any, budget: int = 256) -> Any:
+    """Return plain data that tell values in memory apart: sizes, and about `budget` entries spread over them.
+
+    Texts count without the folders in them, because files may be moved. Of other objects, only data sets and
+    dataclasses count, by the values that they hold.
+    """
+    if isinstance(value, str | PurePath):
+        return _SEPARATOR.split(str(value))[-1]
+    if isinstance(value, _LEAVES):
+        return value
+    if budget and not callable(value):
+        # An object of a library may run any code when it is looked at.
+        with suppress(Exception):
+            return _sketch_of_entries(value, budget)
+    return None
+
+
+def _sketch_of_entries(value: Any, budget: int) -> Any:
+    entries, what = value, type(value).__qualname__
+    if isinstance(value, np.ndarray | torch.Tensor):
+        entries, what = value.reshape(-1), f"{value.dtype} {tuple(value.shape)}"
+        entries = entries[_spread(len(entries), budget)].tolist()
+    elif hasattr(value, "iloc"):
+        rows = value.iloc[_spread(len(value), budget // 8)]
+        entries = [len(value), np.asarray(rows)]
+    elif hasattr(value, "with_format"):
+        entries = value.with_format("arrow")[_spread(len(value), budget // 8)].to_pylist()
+    elif isinstance(value, dict) or is_dataclass(value):
+        entries = [*(value if isinstance(value, dict) else attributes_of(value)).items()]
+    elif not isinstance(value, list | tuple | range | deque):
+        return sketch_of_attributes(value) if hasattr(value, "__getitem__") else None
+    chosen = _spread(len(entries), budget)
+    share = max(budget // max(len(chosen), 2), min(budget // 2, 8))
+    return what, len(entries), [sketch(entries[position], share) for position in chosen]
+
+
+def sketch_of_attributes(value: Any) -> Any:
+    """Return the sketch of what a data set held when it was first asked for: reading may fill caches in it."""
+    sketches = _first_sketches.get(value)
+    if sketches is None:
+        # A data set may refer to itself.
+        sketches = _first_sketches[value] = {}
+        for name, held in attributes_of(value).items():
+            if not isinstance(held, _UNHELD):
+                sketches[name] = sketch(held)
+    return type(value).__qualname__, sketches
+
+
+def _spread(size: int, number: int) -> list[int]:
+    """Return at most `number` positions below `size`, always the same ones."""
+    return list(range(size)) if size <= number else random.Random(size).choices(range(size), k=number)
 
 
 def _pipe_parts(pipe: Any, follows_globals: bool) -> Iterator[Any]:

@@ -233,7 +233,7 @@ def content_of(cell: CellType) -> Any:
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, including those in slots."""
-    found = dict(getattr(value, "__dict__", {}))
+    found = {name: held for name, held in getattr(value, "__dict__", {}).items() if not name.startswith("_kdpipes_")}
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in [slots] if isinstance(slots, str) else slots:

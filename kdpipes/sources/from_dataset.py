@@ -18,13 +18,12 @@ from torch.utils.data import TensorDataset
 from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.column import Column, filled
 from kdpipes.core.errors import ChainError, DataError, check_names, must_be, reject_field
-from kdpipes.core.fingerprint import settled_attributes
+from kdpipes.core.fingerprint import digest, settled_attributes, sketch, sketch_of_attributes
 from kdpipes.core.labels import (
     class_names_in,
     is_label,
     is_same,
     is_text,
-    labels_at,
     number_fields,
     number_labels,
     numbered,
@@ -103,6 +102,7 @@ class DatasetReaderMapDataPipe(MapPipe):
                 f"{len(dataset)} items. Pass one label per item, or -1 for an unlabeled one."
             )
         self._dataset = Shared(dataset)
+        self._sketch = digest(sketch(dataset))  # before reading changes what the dataset holds
         self._use = GlobalUse(is_seen=getattr(dataset, "is_random", None) is True)
         self._getters = list(_getters_of(dataset))
         self._fields = " ".join(self._getters) or fields
@@ -119,7 +119,7 @@ class DatasetReaderMapDataPipe(MapPipe):
             self._has_texts = is_text(next((label for label in candidate if label is not None), None))
 
     def fingerprint(self) -> Any:
-        return type(self._dataset.value).__qualname__, len(self), self._fields, self.class_names(), self._known_labels()
+        return len(self), self._fields, self.class_names(), self._known_labels(), self._sketch
 
     def value_fingerprint(self) -> Any:
         """Return the data that identify values in caches: the dataset's class and attributes, and the class names."""
@@ -135,7 +135,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         fields = {name: _getter(dataset, name) for name in self._getters} if self._getters else self._parts()
         labels = self._read_labels()
         if labels is not None:
-            fields["y"] = filled(labels_at(labels, rows.positions))
+            fields["y"] = filled(labels[rows.positions].tolist())
         elif self._class_names is not None and "y" in fields:
             fields["y"] = numbered(fields["y"], self._class_names, are_given=self._has_given_names)
         return (Block(fields, rows, key=str),)
@@ -394,6 +394,7 @@ class SampleSource(MapPipe):
                 f"{type(self).__name__} has no fields: give it methods `getitem_x(index)`, `getitem_y(index)`, ..., or "
                 "use `kdp.from_dataset(dataset)` instead of `kdp.SampleSource`."
             )
+        sketch_of_attributes(self)
         fields: dict[str, Any] = {name: _getter(self, name) for name in getters}
         number_fields(fields, self._known_names())
         return (Block(fields, rows, key=self.key_of),)
@@ -414,14 +415,14 @@ class SampleSource(MapPipe):
     def fingerprint(self) -> Any:
         """Return plain data that identify this source. If they change, a state of the chain is an error."""
         getters = [(name, getattr(type(self), _PREFIX + name)) for name in _getters_of(self)]
-        return type(self).__qualname__, len(self), getters
+        return len(self), getters, sketch_of_attributes(self)
 
     def value_fingerprint(self) -> Any:
         """Return plain data that identify values in caches: by default, the methods and attributes."""
         return (
             type(self).__qualname__,
             own_members(type(self)),
-            {name: value for name, value in settled_attributes(self).items() if name[:9] != "_kdpipes_"},
+            settled_attributes(self),
         )
 
     def key_of(self, index: int) -> str:

@@ -184,8 +184,7 @@ class ShardReaderMapDataPipe(MapPipe):
         contents = {
             field: known.sizes if isinstance(known, Places) else known for field, known in catalog.fields.items()
         }
-        identity = catalog.names, catalog.shards, catalog.short_keys, contents, self.class_names()
-        return identity if self._decode else (*identity, "bytes")
+        return catalog.names, catalog.shards, catalog.short_keys, contents, self.class_names(), self._decode
 
     def value_fingerprint(self) -> Any:
         """Return the data that identify values in caches, in addition to the versions of the shards."""

@@ -147,8 +147,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         return relative_names(urls), part, num_parts, stamps, "decoded" if self._decode else "bytes"
 
     def fingerprint(self) -> Any:
-        identity = relative_names(self._found()), self.class_names()
-        return identity if self._decode else (*identity, "bytes")
+        return relative_names(self._found()), self.class_names(), self._decode
 
     def samples(self) -> Iterator[Sample]:
         urls = self._found()

@@ -53,7 +53,6 @@ def looked_up(*labels: int) -> Any:
 REJECTIONS: dict[str, tuple[str, Any, Any]] = {
     "seed": ("of `deal` have changed", chain(seed=1), chain(seed=2)),
     "uneven": ("of `deal` have changed", chain(uneven="pad"), chain(uneven="drop")),
-    "size": ("of `from_dataset` have changed", chain(22), chain(23)),
     "filter": ("of `filter_classes` have changed", filtered(0, 1), filtered(0, 2)),
     "code": ("of `transform` have changed", transformed(one_more), transformed(two_more)),
     "closure": ("of `transform` have changed", transformed(adding(1)), transformed(adding(2))),

@@ -83,11 +83,6 @@ def test_labels_come_from_argument_or_dataset_without_items() -> None:
     assert kdp.from_dataset(["a", "b"], "x", labels=torch.tensor([4, 5]))[1]["y"] == 5
 
 
-def test_columns_without_known_labels_are_read_from_the_items() -> None:
-    pipe = kdp.from_dataset(Counting())
-    assert (pipe.column("x").tolist(), pipe.column("y").tolist()) == (["a", "b", "c"], [0, 1, 0])
-
-
 def test_fields_with_methods_of_their_own_load_singly() -> None:
     for source in (Rows(), kdp.from_dataset(Rows())):
         assert [sample["y"] for sample in source.filter_classes(valid=[0])] == [0, 0]
@@ -141,32 +136,6 @@ def test_a_column_of_bytes_is_complete() -> None:
     assert list(kdp.from_dataset([b"ab\0\0", b"c"], "x").column("x")) == [b"ab\0\0", b"c"]
 
 
-class Items:
-    """A dataset of torchvision's kind."""
-
-    def __init__(self, targets: object, target_transform: object = None) -> None:
-        self.targets, self.target_transform, self.classes = targets, target_transform, ["heron", "stork"]
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> tuple[str, int]:
-        return "abc"[index], [0, 1, 0][index] + (10 if self.target_transform else 0)
-
-
-@pytest.mark.parametrize("targets", [[0, 1, 0], torch.tensor([0, 1, 0]), [torch.tensor(n) for n in (0, 1, 0)]])
-def test_labels_may_be_tensors(targets: object) -> None:
-    for pipe in (kdp.from_dataset(Items(targets)), kdp.from_dataset(Items(None), labels=targets)):  # type: ignore[arg-type]
-        assert pipe.filter_classes(valid=["heron"]).column("x").tolist() == ["a", "c"]
-
-
-def test_targets_that_are_not_labels_are_not_taken_for_them() -> None:
-    many = kdp.from_dataset(Items(np.zeros((3, 5))))
-    assert many.column("y").tolist() == [0, 1, 0]
-    changed = kdp.from_dataset(Items([0, 1, 0], target_transform=abs))
-    assert changed.column("y").tolist() == [sample["y"] for sample in changed] == [10, 11, 10]
-
-
 def test_labels_are_read_once_however_many_plan_pipes_ask() -> None:
     class Counted(kdp.SampleSource):
         reads = 0
@@ -181,14 +150,6 @@ def test_labels_are_read_once_however_many_plan_pipes_ask() -> None:
     pipe = Counted().filter_classes(valid=[0, 1]).oversample().filter_classes(valid=[1])
     assert len(pipe) == 2
     assert Counted.reads == 4
-
-
-def test_reading_a_column_changes_no_sample() -> None:
-    pipe = kdp.from_dataset([("a", torch.tensor(4)), ("b", torch.tensor(5))])
-    before = pipe[1]["y"]
-    assert pipe.column("y").tolist() == [4, 5]
-    assert isinstance(pipe[1]["y"], torch.Tensor)
-    assert torch.equal(pipe[1]["y"], before)
 
 
 def test_an_own_source_may_name_its_attributes_freely() -> None:
@@ -245,34 +206,6 @@ def test_a_column_of_another_length_is_rejected() -> None:
 
     with pytest.raises(kdp.ChainError, match="must return a value for each of 3 samples, but returned 2"):
         Short().filter_classes(valid=[0]).column("y")
-
-
-def test_random_datasets_depend_on_the_delivered_sample_alone() -> None:
-    class Noisy(torch.utils.data.Dataset[Any]):
-        def __len__(self) -> int:
-            return 6
-
-        def __getitem__(self, index: int) -> tuple[float, int]:
-            return index + torch.rand(1).item() + np.random.rand(), 0
-
-    class Getters(kdp.SampleSource):
-        def __len__(self) -> int:
-            return 6
-
-        def getitem_x(self, index: int, ctx: Any = None) -> float:
-            return index + torch.rand(1).item()
-
-        def getitem_z(self, index: int, rng: Any) -> float:
-            return float(index + rng.random())
-
-    for make in (lambda: kdp.from_dataset(Noisy()).select("x"), lambda: Getters().select("x z")):
-        before = torch.get_rng_state()
-        expected = [list(make().deal(batch_size=2, shuffle=True)) for _ in range(2)]
-        assert expected[0] == expected[1]
-        assert torch.equal(before, torch.get_rng_state())
-        with kdp.Loader(make().deal(batch_size=2, shuffle=True), num_workers=2) as loader:
-            assert list(loader) == expected[0]
-            assert list(loader) != expected[0]
 
 
 class Cropped(kdp.SampleSource):
