@@ -55,17 +55,14 @@ class FewShotTakerMapDataPipe(PlanPipe):
 
     def plan(self, epoch: int) -> NDArray[Any]:
         labels = labels_of(self.source, "few_shot")
-        counts = {label: count for label, count in class_counts(labels).items() if label != missing_of(labels)}
-        rare = next((label for label, count in counts.items() if count < self._shots), None)
-        if rare is not None:
-            name = shown(rare, self.source.class_names())
-            raise DataError(
-                f"Class {name} has {counted(counts[rare], 'sample')}, fewer than the {self._shots} of `few_shot`. "
-                f"`.take_per_class(num_samples={self._shots}, seed=...)` takes as many as there are."
-            )
+        for label, count in class_counts(labels).items():
+            if label != missing_of(labels) and count < self._shots:
+                name = shown(label, self.source.class_names())
+                raise DataError(
+                    f"Class {name} has {counted(count, 'sample')}, fewer than the {self._shots} of `few_shot`. "
+                    f"`.take_per_class(num_samples={self._shots}, seed=...)` takes as many as there are."
+                )
         chosen = take_per_class(labels, lambda size: self._shots, self._choice_seed)
         if not self._takes_rest:
             return chosen
-        is_rest = labels != missing_of(labels)
-        is_rest[chosen] = False
-        return np.flatnonzero(is_rest).astype(chosen.dtype)
+        return np.setdiff1d(np.flatnonzero(labels != missing_of(labels)), chosen).astype(chosen.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -99,15 +100,12 @@ class ClassFilterIterDataPipe(StreamPlanPipe):
 
     def samples(self) -> Iterator[Sample]:
         choice, names = self._choice, self.class_names()
-        by_kind: dict[bool, frozenset[int | str]] = {}
+        labels_by = cache(lambda are_names: to_labels(choice.param, choice.classes, names, are_names=are_names))
         for sample in samples_of(self.source, "filter_classes"):
             label = class_in(sample, "filter_classes")
             if label == UNLABELLED:
                 if (label in choice.classes) == choice.keep:
                     yield sample
                 continue
-            is_name = isinstance(label, str)
-            if is_name not in by_kind:
-                by_kind[is_name] = frozenset(to_labels(choice.param, choice.classes, names, are_names=is_name))
-            if (label in by_kind[is_name]) == choice.keep:
+            if (label in labels_by(isinstance(label, str))) == choice.keep:
                 yield sample

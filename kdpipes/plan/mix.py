@@ -368,12 +368,7 @@ class MixerMapDataPipe(PlanPipe):
         Args:
             epoch: The epoch number, from 0.
         """
-        size = len(self)
-        if self._is_changing():
-            self.chosen()
-            numbers = self._counts_of(epoch)
-        else:
-            numbers = np.bincount(self.chosen().chosen, minlength=len(self.sources)).tolist()
+        size, numbers = len(self), self.chosen(epoch).taken.tolist()
         return [
             SourceShare(length, number, number / max(size, 1), number / max(length, 1))
             for length, number in zip(map(len, self.sources), numbers, strict=True)

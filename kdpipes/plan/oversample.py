@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -82,6 +83,8 @@ class OversamplerMapDataPipe(PlanPipe):
 
 @functional_pipe("oversample", flavour="iter", doc_of=OversamplerMapDataPipe)
 class OversamplerIterDataPipe(StreamPlanPipe):
+    _redraw = False  # set only where it changes the order, so that it is part of the fingerprint only there
+
     def __init__(
         self,
         source_datapipe: IterDataPipe[Any],
@@ -101,12 +104,18 @@ class OversamplerIterDataPipe(StreamPlanPipe):
             raise TypeError(must_be("class_counts", "a dictionary of counts by class", class_counts))
         self._mode = mode
         self.traits = replace(self.traits, counts_whole=mode == "exact")
-        self._redraw = check_flag("redraw", redraw)
+        if check_flag("redraw", redraw) and mode == "exact":
+            self._redraw = True
         self._counts = {label: check_count(f"class_counts[{label!r}]", count) for label, count in class_counts.items()}
 
     def samples(self) -> Iterator[Sample]:
         largest, epoch = max(self._counts.values()), plan_epoch() if self._redraw else 0
-        by_kind: dict[bool, dict[Any, int]] = {}
+
+        @cache
+        def counts_by(are_names: bool) -> dict[Any, int]:
+            labels = to_labels("class_counts", list(self._counts), self.class_names(), are_names=are_names)
+            return dict(zip(labels, self._counts.values(), strict=True))
+
         seen: Counter[Any] = Counter()
         for sample in samples_of(self.source, "oversample"):
             label = class_in(sample, "oversample")
@@ -114,11 +123,7 @@ class OversamplerIterDataPipe(StreamPlanPipe):
                 if self._mode == "multiply":
                     yield sample
                 continue
-            is_name = isinstance(label, str)
-            if is_name not in by_kind:
-                labels = to_labels("class_counts", list(self._counts), self.class_names(), are_names=is_name)
-                by_kind[is_name] = dict(zip(labels, self._counts.values(), strict=True))
-            counts = by_kind[is_name]
+            counts = counts_by(isinstance(label, str))
             if label not in counts:
                 raise DataError(f"Sample {sample.key!r} has class {label!r}, which is not in `class_counts`: add it.")
             times = self._times(seen[label], counts[label], largest, epoch)
@@ -131,7 +136,3 @@ class OversamplerIterDataPipe(StreamPlanPipe):
             return largest // count
         start = epoch * largest % count  # so that other samples get the extra repetition in each epoch
         return ((seen + 1) * largest + start) // count - (seen * largest + start) // count
-
-    def fingerprint(self) -> Any:
-        changes_order = self._redraw and self._mode == "exact"
-        return [entry for entry in super().fingerprint() if entry[0] != "_redraw" or changes_order]

@@ -135,7 +135,8 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         if self._temperature is not None:
             labels = labels_of(self.source, "sample_weighted")
             power = 1 / temperature_at(self._temperature, epoch) - 1
-            counts = {label: count for label, count in class_counts(labels).items() if label != missing_of(labels)}
+            counts = class_counts(labels)
+            counts.pop(missing_of(labels), None)
             return by_label(labels, {label: float(count) ** power for label, count in counts.items()})
         if isinstance(self._weights, Shared):
             values, classes = self._weights.value, self._classes

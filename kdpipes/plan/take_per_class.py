@@ -59,8 +59,5 @@ class PerClassTakerMapDataPipe(PlanPipe):
         self._choice_seed = None if seed is None else check_seed(seed)
 
     def plan(self, epoch: int) -> NDArray[Any]:
-        share, most = self._share, self._num_samples or 0
-        labels = labels_of(self.source, "take_per_class")
-        if share is None:
-            return take_per_class(labels, lambda size: min(most, size), self._choice_seed)
-        return take_per_class(labels, lambda size: math.ceil(size * share), self._choice_seed)
+        labels, share = labels_of(self.source, "take_per_class"), self._share or 0
+        return take_per_class(labels, lambda size: self._num_samples or math.ceil(size * share), self._choice_seed)

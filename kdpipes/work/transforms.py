@@ -60,8 +60,9 @@ class RandomResizedCrop(Drawn):
         interpolation: Interpolation = "bilinear",
     ) -> None:
         self._size = check_size(size)
-        self._scale = _check_range("scale", scale, below=1.0)
-        self._ratio = _check_range("ratio", ratio, below=math.inf)
+        rule = "two numbers, the smaller first, above 0"
+        self._scale = _check_ends("scale", scale, f"{rule} and up to 1", least=math.ulp(0), most=1)
+        self._ratio = _check_ends("ratio", ratio, rule, least=math.ulp(0), most=sys.float_info.max)
         check_choice("interpolation", interpolation, RESAMPLING)
         self._interpolation = interpolation
 
@@ -241,20 +242,6 @@ def _middle(space: int) -> int:
     return round(space / 2) if space >= 0 else -(-space // 2)
 
 
-def _check_range(param: str, value: Any, *, below: float) -> tuple[float, float]:
-    rule = "two numbers, the smaller first, above 0" + (f" and up to {below:g}" if below < math.inf else "")
-    low, high = _pair(param, value, rule)
-    if not (0 < low <= high <= below and math.isfinite(high)):
-        raise ValueError(must_be(param, rule, value))
-    return float(low), float(high)
-
-
-def _pair(param: str, value: Any, rule: str) -> tuple[float, float]:
-    if not is_sequence(value) or [is_number(end) for end in value] != [True, True]:
-        raise TypeError(must_be(param, rule, value))
-    return value[0], value[1]
-
-
 _ENHANCERS = {
     "brightness": ImageEnhance.Brightness,
     "contrast": ImageEnhance.Contrast,
@@ -402,8 +389,14 @@ def _hue_and_saturation(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     return hue, span / torch.where(top > 0, top, 1)
 
 
-def _check_ends(param: str, value: Any, rule: str, *, center: float, least: float, most: float) -> tuple[float, float]:
-    low, high = (max(least, center - value), center + value) if is_number(value) else _pair(param, value, rule)
+def _check_ends(
+    param: str, value: Any, rule: str, *, center: float | None = None, least: float, most: float
+) -> tuple[float, float]:
+    """Return the ends of a range. One number is a distance from `center`, if there is one."""
+    ends = (max(least, center - value), center + value) if center is not None and is_number(value) else value
+    if not is_sequence(ends) or [is_number(end) for end in ends] != [True, True]:
+        raise TypeError(must_be(param, rule, value))
+    low, high = ends
     if not least <= low <= high <= most:
         raise ValueError(must_be(param, rule, value))
     return float(low), float(high)

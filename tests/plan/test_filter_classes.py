@@ -11,6 +11,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.demo import PHOTO_CLASSES
+from tests.plan.test_oversample import Blind, unreadable
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*keeps none of:UserWarning")
 
@@ -58,26 +59,9 @@ def test_class_names_mean_the_same_on_a_stream_as_on_an_index(photo_shards: str)
     assert [[sample.key for sample in kept] for _ in range(2)] == [expected, expected]
 
 
-class Blind(kdp.SampleSource):
-    """Labels that can be read, images that cannot."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def getitem_x(self, index: int) -> Any:
-        raise OSError("an image was opened")
-
-    def getitem_y(self, index: int) -> int:
-        return index % 2
-
-
-def unreadable(item: Any) -> Any:
-    raise OSError("an image was opened")
-
-
 def test_only_labels_are_read() -> None:
     blind = IterableWrapper(range(4)).to_samples(fields={"x": unreadable, "y": lambda item: item % 2})
-    for source in (Blind(), blind):
+    for source in (Blind([0, 1] * 2), blind):
         pipe: Any = source.filter_classes(valid=[1])
         for _ in range(2):
             assert [sample.index for sample in pipe] == [1, 3]

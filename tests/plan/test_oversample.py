@@ -88,14 +88,18 @@ def test_exact_balances_a_stream_if_the_counts_are_true() -> None:
 class Blind(kdp.SampleSource):
     """Labels that can be read, images that cannot."""
 
+    def __init__(self, labels: list[int]) -> None:
+        super().__init__()
+        self.labels = labels
+
     def __len__(self) -> int:
-        return len(LABELS)
+        return len(self.labels)
 
     def getitem_x(self, index: int) -> Any:
         raise OSError("an image was opened")
 
     def getitem_y(self, index: int) -> int:
-        return LABELS[index]
+        return self.labels[index]
 
 
 def unreadable(item: Any) -> Any:
@@ -103,7 +107,7 @@ def unreadable(item: Any) -> Any:
 
 
 def test_only_labels_are_read() -> None:
-    pipe: Any = Blind().oversample()
+    pipe: Any = Blind(LABELS).oversample()
     assert [[sample.index for sample in pipe] for _ in range(2)] == [[0, 1, 2, 3, 4, 5, 6, 1, 5, 3, 3, 3]] * 2
     blind = IterableWrapper(range(7)).to_samples(fields={"x": unreadable, "y": LABELS.__getitem__})
     streamed = blind.oversample(class_counts=COUNTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -254,14 +253,6 @@ def test_plans_with_nothing_to_redraw_are_as_before() -> None:
         with kdp.Loader(dealt(make(redraw=True))) as loader:
             loader.load_state_dict(state)
         assert make(redraw=True).redrawn_by() is None
-
-
-@every_plan
-def test_a_pickled_chain_goes_on_alike(plan: Any) -> None:
-    chain = dealt(plan())
-    next(iter(chain))
-    again = pickle.loads(pickle.dumps(chain))
-    assert [digests(again), digests(again)] == [digests(chain), digests(chain)]
 
 
 def test_redraw_must_be_true_or_false() -> None:

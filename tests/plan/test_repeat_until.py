@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from tests.plan.test_oversample import epochs, jitter
+from tests.plan.test_oversample import Blind, epochs, jitter, unreadable
 
 ITEMS = [("a", 0), ("b", 1), ("c", 0)]
 
@@ -40,25 +40,8 @@ def test_an_indexed_source_repeats_its_columns_too(letters: kdp.MapPipe) -> None
     assert pipe.class_names() == ("heron", "stork", "gull")
 
 
-class Blind(kdp.SampleSource):
-    """Labels that can be read, images that cannot."""
-
-    def __len__(self) -> int:
-        return 3
-
-    def getitem_x(self, index: int) -> Any:
-        raise OSError("an image was opened")
-
-    def getitem_y(self, index: int) -> int:
-        return index
-
-
-def unreadable(item: Any) -> Any:
-    raise OSError("an image was opened")
-
-
 def test_no_field_is_read() -> None:
-    pipe: Any = Blind().repeat_until(min_size=4)
+    pipe: Any = Blind([0, 1, 2]).repeat_until(min_size=4)
     assert [[sample.index for sample in pipe] for _ in range(2)] == [[0, 1, 2, 0, 1, 2]] * 2
     assert pipe.column("y").tolist() == [0, 1, 2, 0, 1, 2]
     blind = IterableWrapper(range(3)).to_samples(fields={"x": unreadable}).repeat_until(repetitions=2)
