@@ -360,10 +360,7 @@ def _labels_of(transform: Any) -> tuple[str, ...]:
 
 def _check_joint(transform: Any, param: str, fields: Fields) -> None:
     """Raise unless a transform of albumentations gets an image, and declares the formats of boxes and points."""
-    if not {"image", "mask"} & set(fields.kinds):
-        rule = "a function of all fields, because none of them is an image or a mask"
-        hint = f'Name the image, too: `.transform("x {fields.names[0]}", ...)`.'
-        raise ValueError(must_be(param, rule, transform, hint))
+    fields.check_image(param, transform)
     processors = _processors_of(transform)
     for kind, name, format, maker in (
         ("boxes", "bboxes", "pascal_voc", 'bbox_params=A.BboxParams("pascal_voc", label_fields=[...])'),

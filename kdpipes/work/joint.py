@@ -36,6 +36,13 @@ class Fields(NamedTuple):
         """The position of the field for which parameters are drawn: the first image, else the first mask, else 0."""
         return next((self.kinds.index(kind) for kind in ("image", "mask") if kind in self.kinds), 0)
 
+    def check_image(self, param: str, transform: Any) -> None:
+        """Raise ValueError if no field is an image or a mask, for which `transform` would draw its parameters."""
+        if not {"image", "mask"} & set(self.kinds):
+            rule = "a function of all fields, because none of them is an image or a mask"
+            hint = f'Name the image, too: `.transform("x {self.names[0]}", ...)`.'
+            raise ValueError(must_be(param, rule, transform, hint))
+
     def size(self, values: tuple[Any, ...]) -> tuple[int, int]:
         """Return the width and height of the images and masks. Raise DataError if they differ."""
         known: list[tuple[str, tuple[int, int]]] = []
@@ -88,9 +95,7 @@ class JointTransform:
     """
 
     def __init__(self, transform: Any, fields: Fields, param: str = "transform") -> None:
-        if not {"image", "mask"} & set(fields.kinds):
-            rule = "a function of all fields, because none of them is an image or a mask"
-            raise ValueError(must_be(param, rule, transform))
+        fields.check_image(param, transform)
         if not isinstance(transform, _AppliesToFields) and set(fields.kinds) - {"image", "other"}:
             hint = (
                 "Give it a method `apply_to(kind, value, params, size)` for masks, boxes and points, or use a function "
