@@ -69,7 +69,7 @@ def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
     return dict(zip(classes.tolist(), np.bincount(numbers, minlength=len(classes)).tolist(), strict=True))
 
 
-def _groups(labels: NDArray[Any]) -> list[tuple[Any, Ints]]:
+def positions_by_class(labels: NDArray[Any]) -> list[tuple[Any, Ints]]:
     """Return the classes in ascending order, each with its positions in ascending order."""
     classes, numbers = number_classes(labels)
     counts = np.bincount(numbers, minlength=len(classes))
@@ -80,7 +80,7 @@ def _groups(labels: NDArray[Any]) -> list[tuple[Any, Ints]]:
 
 def _by_class(labels: NDArray[Any]) -> list[Ints]:
     """Return the positions of each class. Unlabelled samples are left out."""
-    return [group for label, group in _groups(labels) if label != missing_of(labels)]
+    return [group for label, group in positions_by_class(labels) if label != missing_of(labels)]
 
 
 def oversample_multiply(labels: NDArray[Any]) -> Ints:
@@ -139,26 +139,53 @@ def take_per_class(labels: NDArray[Any], number_of: Callable[[int], int], seed: 
     return np.sort(np.concatenate(chosen))
 
 
-def take_stratum(labels: NDArray[Any], start: float, stop: float, *, key: bytes) -> Ints:
-    """Return the positions of a share of each class, drawn at random, in ascending order.
+def divide_classes(labels: NDArray[Any], ends: Sequence[float], *, key: bytes) -> Ints:
+    """Return the number of the part of each sample, drawn at random so that each class is divided in the same shares.
 
-    Shares that touch, `(0, 0.8)` and `(0.8, 1)`, have no position in common and leave none out. Unlabelled samples
-    (-1) are a class here.
+    Unlabelled samples (-1) are a class here.
 
     Args:
         labels: The label of each sample.
-        start: Where the share begins, from 0 to 1.
-        stop: Where the share ends, from `start` to 1.
+        ends: Where the parts end, as cumulative shares: in ascending order, the last one is 1.
         key: The seed of the choice.
 
-    >>> take_stratum(np.array([0, 0, 1, 1]), 0.0, 0.5, key=b"seed").size
-    2
+    >>> np.bincount(divide_classes(np.array([0, 0, 1, 1]), [0.5, 1], key=b"seed"))
+    array([2, 2])
     """
-    chosen = [np.zeros(0, dtype=smallest_int(len(labels)))]
-    for label, group in _groups(labels):
+    parts = np.zeros(len(labels), dtype=np.int64)
+    for label, group in positions_by_class(labels):
         permutation = Permutation(len(group), key=key + str(label).encode())
-        chosen.append(group[permutation[np.arange(round(start * len(group)), round(stop * len(group)))]])
-    return np.sort(np.concatenate(chosen))
+        ranks = np.arange(len(group))
+        bounds = [round(end * len(group)) for end in ends[:-1]]
+        parts[group[permutation[ranks]]] = np.searchsorted(bounds, ranks, side="right")
+    return parts
+
+
+def assign_groups(groups: NDArray[Any], labels: NDArray[Any], ends: Sequence[float]) -> Ints:
+    """Return the number of the part of each sample, so that each group is in one part, and classes keep their shares.
+
+    The largest groups come first, and groups of equal size in ascending order. Each goes to the part that lacks most:
+    to that with the smallest sum of `n * (have - want) / total` over the classes, where `n` is the number of samples of
+    a class in the group, `have` and `want` are those of the part, and `total` is that of the source.
+
+    Args:
+        groups: The group of each sample.
+        labels: The label of each sample.
+        ends: Where the parts end, as cumulative shares: in ascending order, the last one is 1.
+
+    >>> assign_groups(np.array([0, 0, 1, 1, 2, 3]), np.array([0, 0, 0, 1, 1, 1]), [0.5, 1])
+    array([0, 0, 1, 1, 0, 0])
+    """
+    numbers = number_classes(labels)[1]
+    totals = np.bincount(numbers)
+    surplus = -np.outer(np.diff(ends, prepend=0).round(9), totals)  # have - want, `[parts, classes]`
+    parts = np.zeros(len(groups), dtype=np.int64)
+    for _, group in sorted(positions_by_class(groups), key=lambda entry: -len(entry[1])):
+        counts = np.bincount(numbers[group], minlength=len(totals))
+        part = (surplus * (counts / totals)).sum(axis=1).argmin()
+        surplus[part] += counts
+        parts[group] = part
+    return parts
 
 
 def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:

@@ -43,13 +43,51 @@ def test_each_class_is_divided_in_the_same_shares() -> None:
     assert kdp.class_counts(parts.val) == {-1: 2, 0: 10, 1: 2}
 
 
-def test_a_group_lies_in_one_part() -> None:
-    patients = [f"patient {number % 7}" for number in range(100)]
-    scans = kdp.from_dataset(list(zip(range(100), patients, strict=True)), "x patient")
-    train, test = kdp.split(scans, by="patient", train=0.6, test=0.4, seed=3)
-    assert set(train.column("patient")).isdisjoint(test.column("patient"))
-    assert len(train) + len(test) == 100
-    assert len(test)
+def scans() -> kdp.MapPipe:
+    """100 patients with 1 to 7 scans each, of which a quarter is of class 1."""
+    patients = [number for number in range(100) for _ in range(1 + number % 7)]
+    return kdp.from_dataset(
+        [(place, f"patient {n}", int(n % 4 == 0)) for place, n in enumerate(patients)], "x patient y"
+    )
+
+
+@pytest.mark.parametrize("how", [{"by": "patient"}, {"groups": "patient"}, {"groups": "patient", "by": "y"}])
+def test_a_group_lies_in_one_part(how: Any) -> None:
+    parts = kdp.split(scans(), train=0.6, val=0.3, test=0.1, **how)
+    patients = [name for part in parts for name in set(part.column("patient"))]
+    assert len(patients) == len(set(patients)) == 100
+
+
+def test_groups_keep_the_shares_of_classes() -> None:
+    total = kdp.class_counts(scans())
+    shares = {"train": 0.6, "val": 0.3, "test": 0.1}
+    for part, share in zip(kdp.split(scans(), by="y", groups="patient", **shares), shares.values(), strict=True):
+        counts = kdp.class_counts(part)
+        assert all(abs(counts[label] - share * total[label]) <= 4 for label in total)
+    several = [
+        kdp.split(scans(), groups="patient", a=0.5, b=0.5, seed=seed).a.column("x").tolist() for seed in (0, 1, 0)
+    ]
+    assert several[0] == several[2] != several[1]
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"by": "y"}, {"by": "patient"}, {"groups": "patient"}, {"groups": "patient", "by": "y"}]
+)
+def test_each_sample_validates_in_one_fold(how: Any) -> None:
+    folds = kdp.split(scans(), folds=4, **how)
+    assert sorted(x for _, val in folds for x in held_by(val)) == list(range(len(scans())))
+    assert all(sorted(held_by(train) + held_by(val)) == list(range(len(scans()))) for train, val in folds)
+    is_grouped = "patient" in how.values()
+    assert all(set(fold.train.column("patient")).isdisjoint(fold.val.column("patient")) for fold in folds) == is_grouped
+    if "y" in how.values():
+        counts = [kdp.class_counts(val) for _, val in folds]
+        assert all(max(c[label] for c in counts) - min(c[label] for c in counts) <= 4 for label in (0, 1))
+
+
+def test_a_class_with_fewer_samples_than_folds_is_a_warning() -> None:
+    pets = kdp.from_dataset(list(range(23)), "x", labels=[0] * 20 + [1] * 3, class_names=["cat", "owl"])
+    with pytest.warns(UserWarning, match=r"Some of the 5 folds have no sample of the classes 'owl'\. Use fewer folds"):
+        assert len(kdp.split(pets, folds=5, by="y")[0].train) == 18
 
 
 def test_a_sample_stays_in_its_part_when_the_data_grows() -> None:
@@ -68,19 +106,14 @@ def test_parts_by_key_have_about_their_shares_by_seed() -> None:
     assert 2000 < len(one & other) < 3000
 
 
-def test_resume_and_workers_know_a_part() -> None:
-    train = kdp.split(source([0, 1] * 20), by="y", train=0.5, test=0.5).train
-    with kdp.Loader(train.select("x").deal(batch_size=4, shuffle=True)) as loader:
-        running = iter(loader)
-        next(running)
-        state, rest = loader.state_dict(), list(running)
-    test = kdp.split(source([0, 1] * 20), by="y", train=0.5, test=0.5).test
-    other = kdp.Loader(test.select("x").deal(batch_size=4, shuffle=True))
-    with other, pytest.raises(ValueError, match="does not fit"):
-        other.load_state_dict(state)
-    with kdp.Loader(train.select("x").deal(batch_size=4, shuffle=True)) as loader:
+def test_a_state_tells_parts_apart() -> None:
+    (train, val), (other, _) = kdp.split(source([0, 1] * 20), by="y", folds=2)
+    with kdp.Loader(train.select("x").deal(batch_size=4)) as loader:
+        state = loader.state_dict()
         loader.load_state_dict(state)
-        assert list(loader) == rest
+    for part in (val, other):
+        with kdp.Loader(part.select("x").deal(batch_size=4)) as loader, pytest.raises(ValueError, match="does not fit"):
+            loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +124,10 @@ def test_resume_and_workers_know_a_part() -> None:
         ({"train": 0.8, "test": 0.3}, ValueError, "must sum to 1, but sum to"),
         ({"train": 80, "test": 20}, ValueError, "Write 80 % as 0.8"),
         ({"train": "most"}, TypeError, "`train` must be a share"),
+        ({"train": 1.0, "folds": 2}, ValueError, "needs the parts and their shares"),
+        ({"folds": 1}, ValueError, "`folds` must be"),
+        ({"folds": 2, "groups": 3}, TypeError, "`groups` must be the name of a field"),
+        ({"folds": 2, "groups": "key", "by": "x"}, ValueError, '`by` must be "y", or left out'),
         ({"train": 1.0, "by": 3}, TypeError, "`by` must be the name of a field"),
         ({"train": 1.0, "seed": -1}, ValueError, "`seed` must be"),
     ],
@@ -113,8 +150,9 @@ def of_table(**columns: Any) -> kdp.MapPipe:
 
 def test_the_column_of_the_labels_is_refused() -> None:
     animals = of_table(label=["cat", "dog", "owl", "elk"] * 25)
-    with pytest.raises(ValueError, match=r'whole classes would move to one part\. Write `by="y"`'):
-        kdp.split(animals, by="label", train=0.8, val=0.2)
+    for how in ({"by": "label"}, {"groups": "label", "by": "y"}, {"groups": "y"}):
+        with pytest.raises(ValueError, match=r'whole classes would move to one part\. Write `by="y"`'):
+            kdp.split(animals, train=0.8, val=0.2, **how)
     renamed = kdp.from_dataset([(number, number % 4) for number in range(100)], "x y").add_field(
         "kind", lambda sample: f"class {sample['y']}"
     )
@@ -132,5 +170,10 @@ def test_a_column_that_only_depends_on_the_labels_is_no_label() -> None:
 
 
 def test_an_empty_part_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"`split` by 'site' leaves part 1 \(counting from 0\) empty"):
-        len(kdp.split(kdp.from_dataset([(1, "one")] * 9, "x site"), by="site", most=0.9, rest=0.1).rest)
+    sites = kdp.from_dataset([(1, "one")] * 9, "x site")
+    said = r"`split` by 'site' leaves part 1 \(counting from 0\) empty: 'site' has 1 different value\. "
+    with pytest.raises(ValueError, match=said + "Give it a larger share"):
+        len(kdp.split(sites, by="site", most=0.9, rest=0.1).rest)
+    for train, _ in kdp.split(sites, groups="site", folds=3):
+        with pytest.raises(ValueError, match=said + "Use fewer folds"):
+            len(train)
