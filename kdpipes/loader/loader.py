@@ -152,7 +152,7 @@ class Loader:
         self._service = _service(check_count("num_workers", num_workers, minimum=0), given, reading_service)
         if profile:
             self._service = copy.deepcopy(self._service)
-            _needed_own(self._service, "profile=True").is_profiled = True
+            _needed_native(self._service, "profile=True").is_profiled = True
         check_shares(source_datapipe, _num_workers(self._service))
         self._progress = progress
         self._base_seed = int.from_bytes(os.urandom(7), "little")
@@ -164,16 +164,16 @@ class Loader:
         self._latest = 0  # the identity of the iterator that gives them, which holds the loader
         self._chain = Chain.of(source_datapipe).copy_streams()
         self.reading_service = copy.deepcopy(self._service)  # loaders may be made from one service
-        has_workers = self._own is not None and self._own.has_workers
+        has_workers = self._native is not None and self._native.has_workers
         # The part of the chain that workers run.
         self._dealt_part = main_part(self._chain, has_workers=has_workers)[1]
         self._checkpointer = Checkpointer(self._dealt_part, max(_num_workers(self._service), 1))
         self._first_epoch = self._checkpointer.next_epoch()
-        if self._own is None:  # reading services of other libraries begin whole epochs
+        if self._native is None:  # reading services of other libraries begin whole epochs
             self._clock.resume_at(Position(self._first_epoch))
         else:
             self._clock.resume_at(self._checkpointer.first_position())
-            self._own.clock = self._clock
+            self._native.clock = self._clock
         if self._tuner is not None and "num_workers" in self._checkpointer.sizes():
             raise ChainError(
                 'The batches of this chain depend on the number of workers, so that "auto" would change them. End it '
@@ -203,8 +203,8 @@ class Loader:
 
     def on_batch(self, listener: Callable[[], None] | None) -> None:
         """Call a function after each delivered batch; None removes the function."""
-        if self._own is not None:
-            self._own.counters.delivered.listener = listener
+        if self._native is not None:
+            self._native.counters.delivered.listener = listener
 
     @property
     def dataset(self) -> Any:
@@ -278,9 +278,9 @@ class Loader:
                 self._copy_chain()
             if self._tuner is not None:
                 self._tuner.begin()
-            own = self._own
+            native = self._native
             start = self._clock.upcoming()
-            if own is not None:
+            if native is not None:
                 self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
                 then = self._sizes
                 now = self._checkpointer.sizes()
@@ -294,16 +294,16 @@ class Loader:
                         )
                     self._clock.resume_at(start._replace(cursors=()))  # they are those of other lanes
                 self._sizes = now
-                own.base_seed = self._base_seed
+                native.base_seed = self._base_seed
             self._open(start.epoch)
 
     def _open(self, epoch: int) -> None:
         """Start the reading service if it does not run, and begin an epoch; after an error, the next call begins it."""
         service = self.reading_service
-        own = self._own
+        native = self._native
         seed = seed_of(self._base_seed, epoch)
         seeds: Any = Seeds(seed)
-        if own is not service:
+        if native is not service:
             seeds = call_slot("generator_of_seeds", seed) or seeds
         try:
             if self._stream is None:
@@ -311,8 +311,10 @@ class Loader:
             reset = service.initialize_iteration(seeds)
             self._stream = self._stream if reset is None else reset(self._stream)
             items = iter(self._stream)
-            self._next_item = own.deliver if own is not None and own is service else functools.partial(next, items)
-            if own is None:
+            self._next_item = (
+                native.deliver if native is not None and native is service else functools.partial(next, items)
+            )
+            if native is None:
                 self._clock.start()
         except BaseException:
             self.shutdown()
@@ -321,18 +323,18 @@ class Loader:
     def _copy_chain(self) -> None:
         """Copy the chain and the reading service, for a service that starts."""
         chain = Chain.of(self._chain).copy_streams()
-        before = self._own
+        before = self._native
         self.reading_service = copy.deepcopy(self._service)
-        own = self._own
-        if own is None:
+        native = self._native
+        if native is None:
             for pipe in Chain.of(chain).pipes:
                 if isinstance(pipe, Counting):
                     pipe.set_epoch(max(pipe.next_epoch() + self._clock.peek() - self._first_epoch, 0))
             fix_ranks(chain)
         elif before is not None:
-            own.clock = before.clock
-            own.counters = before.counters
-        self._datapipe = chain if own is self.reading_service else call_slot("Shipped", chain)
+            native.clock = before.clock
+            native.counters = before.counters
+        self._datapipe = chain if native is self.reading_service else call_slot("Shipped", chain)
 
     def _taken(self, batches: Batches) -> Any:
         """Return the next batch for an iterator.
@@ -355,14 +357,14 @@ class Loader:
                 "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
             )
         try:
-            if self._own is None and self._clock.is_fresh:
+            if self._native is None and self._clock.is_fresh:
                 self._clock.is_fresh = False
                 compare_ranks(self._dealt_part, self._clock.latest, self._checkpointer.pipes)
             batch = self._next_item()
             self._tune(batches)
             return batch
         except StopIteration:
-            if self._own is None:
+            if self._native is None:
                 self._clock.end()
             self.reading_service.finalize_iteration()
             for pipe in Chain.of(self._chain).of_type(Pipe):
@@ -371,8 +373,8 @@ class Loader:
         except KeyboardInterrupt:
             # In a notebook the last traceback holds the loader, even if the user deletes it. So the workers end with
             # the interrupt, and start again when the next batch is asked for, or the next epoch.
-            own = self._own
-            if own is not None and own.has_workers:
+            native = self._native
+            if native is not None and native.has_workers:
                 with uninterrupted():
                     self.shutdown()
                     batches.interrupted_at = self._clock.latest
@@ -383,12 +385,12 @@ class Loader:
 
     def _tune(self, batches: Batches) -> None:
         """Let other workers make the batches that follow, if the tuner tries another setting."""
-        own = self._own
+        native = self._native
         tuner = self._tuner
-        if own is None or tuner is None or tuner.reason:
+        if native is None or tuner is None or tuner.reason:
             return
         with uninterrupted():  # the batch that has come must reach the loop
-            setting = tuner.note_batch(own.counters.wait_s)
+            setting = tuner.note_batch(native.counters.wait_s)
             if setting is not None:
                 self.shutdown()
                 batches.interrupted_at = self._clock.latest
@@ -411,10 +413,10 @@ class Loader:
 
     def from_batch(self, number: int) -> Iterator[Any]:
         """Return an iterator over the next epoch from batch `number` on, for `loader.dataset`."""
-        own = self._own
+        native = self._native
         dealer = Chain.of(self._dealt_part).numbering_deal()
         # The numbers of batches from lanes have gaps once a lane has ended, but trainers count batches.
-        if own is None or dealer is None or dealer.has_lanes:
+        if native is None or dealer is None or dealer.has_lanes:
             return islice(iter(self), number, None)
         clock = self._clock
         clock.resume_at(Position(clock.latest.epoch if clock.is_fresh else clock.peek(), number))
@@ -434,9 +436,9 @@ class Loader:
         epoch = check_count("epoch", epoch, minimum=0)
         clock = self._clock
         begins = clock.latest if clock.is_fresh else clock.upcoming()
-        if epoch == begins.epoch and (clock.is_fresh or self._own is None):
+        if epoch == begins.epoch and (clock.is_fresh or self._native is None):
             return
-        if self._own is None:
+        if self._native is None:
             self.shutdown()
         clock.choose(epoch)
 
@@ -470,7 +472,7 @@ class Loader:
             ValueError: The state belongs to another chain (the error names the pipe that differs), or is damaged.
         """
         position = self._checkpointer.position_in(state_dict, strict=strict)
-        if self._own is None:
+        if self._native is None:
             if position != Position(position.epoch):
                 raise ValueError(
                     "The state lies within an epoch, but torchdata's reading services begin whole epochs only. Use "
@@ -495,8 +497,8 @@ class Loader:
         Errors in the chain are raised later, by the iteration.
         """
         self._begun()
-        if self._own is not None:
-            self._own.wait()
+        if self._native is not None:
+            self._native.wait()
 
     def stats(self) -> dict[str, float]:
         """Return what has been counted since the loader was made.
@@ -515,9 +517,9 @@ class Loader:
         Raises:
             TypeError: The reading service is not one of kdpipes'.
         """
-        own = _needed_own(self.reading_service, "stats()")
-        counters = own.counters
-        busy_s = own.counters.busy_s or float("inf")
+        native = _needed_native(self.reading_service, "stats()")
+        counters = native.counters
+        busy_s = native.counters.busy_s or float("inf")
         of_caches: Counter[str] = Counter()
         for pipe in Chain.of(self._chain).of_type(Pipe):
             of_caches.update(pipe.counters())
@@ -528,7 +530,7 @@ class Loader:
             "samples_per_s": counters.num_samples / busy_s,
             "wait_s": counters.wait_s,
             "wait_share": min(counters.wait_s / busy_s, 1.0),
-            "queue_depth": own.queue_depth(),
+            "queue_depth": native.queue_depth(),
             "worker_deaths": counters.num_deaths,
             "skipped_samples": counters.num_skipped[False],
             "skipped_shards": counters.num_skipped[True],
@@ -554,7 +556,7 @@ class Loader:
                 upstream has replaced the samples of a stream, so that they have no keys.
             TypeError: The reading service is not one of kdpipes'.
         """
-        counters = _needed_own(self.reading_service, "receipt()").counters
+        counters = _needed_native(self.reading_service, "receipt()").counters
         pipes = self._checkpointer.pipes
         sizes = self._checkpointer.sizes() if self._sizes is None else self._sizes
         skips = counters.skips.values()
@@ -571,13 +573,13 @@ class Loader:
         Raises:
             ValueError: The loader was made without `profile=True`.
         """
-        own = self._own
-        if own is None or not own.is_profiled:
+        native = self._native
+        if native is None or not native.is_profiled:
             raise ValueError(
                 "The loader was made without `profile=True`. Write `kdp.Loader(pipe, ..., profile=True)`, or profile "
                 "its chain: `kdp.profile(pipe)`."
             )
-        return measured(self._chain, own)
+        return measured(self._chain, native)
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
@@ -586,7 +588,7 @@ class Loader:
         The latest 65,536 are kept. The entry of a shard stands for all that would have followed in it; its ordinal is
         how many samples the stream had given before.
         """
-        return [skip.as_dict() for skip in self._own.counters.skips.values()] if self._own is not None else []
+        return [skip.as_dict() for skip in self._native.counters.skips.values()] if self._native is not None else []
 
     def __enter__(self) -> Loader:
         return self
@@ -609,7 +611,7 @@ class Loader:
                 self._clock.is_fresh = False
                 service.finalize_iteration()
             # Other services cannot be ended before they have started.
-            if stream is not None or self._own is not None:
+            if stream is not None or self._native is not None:
                 service.finalize()
 
     def __del__(self) -> None:
@@ -617,8 +619,8 @@ class Loader:
             self.shutdown()
 
     @property
-    def _own(self) -> ReadingService | None:
-        return _own(self.reading_service)
+    def _native(self) -> ReadingService | None:
+        return _native(self.reading_service)
 
     @property
     def _dealer(self) -> Any:
@@ -675,22 +677,22 @@ def _way_in(source: Any) -> str:
     return "`kdp.from_dataset(dataset)` begins a chain." if hasattr(source, "__getitem__") else ""
 
 
-def _own(service: Any) -> ReadingService | None:
+def _native(service: Any) -> ReadingService | None:
     """Return kdpipes' service, or the one among several in sequence; None where there is none."""
     if isinstance(service, ReadingService):
         return service
-    nested = (_own(inner) for inner in getattr(service, "reading_services", ()))
+    nested = (_native(inner) for inner in getattr(service, "reading_services", ()))
     return next((inner for inner in nested if inner is not None), None)
 
 
-def _needed_own(service: Any, what: str) -> ReadingService:
-    own = _own(service)
-    if own is None:
+def _needed_native(service: Any, what: str) -> ReadingService:
+    native = _native(service)
+    if native is None:
         raise TypeError(
             f"`{what}` needs one of kdpipes' reading services: `num_workers=...`, or "
             "`reading_service=kdp.ThreadReadingService(...)`."
         )
-    return own
+    return native
 
 
 def _num_workers(service: Any) -> int:

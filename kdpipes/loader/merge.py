@@ -137,9 +137,9 @@ class Merger:
         number = self.position.number
         if self.agreement is not None and number // self._num_groups != self._turn:
             return False
-        place = number % self._num_groups % len(self.workers)
-        worker = self.workers[place]
-        if place in self._ended or worker.is_torn or not worker.is_ready():
+        index = number % self._num_groups % len(self.workers)
+        worker = self.workers[index]
+        if index in self._ended or worker.is_torn or not worker.is_ready():
             return False
         message = worker.peek()
         return message.kind is Kind.ITEM and message.number == number
@@ -161,22 +161,22 @@ class Merger:
                 if not self._due[number % self._num_groups]:
                     self.position = self.position._replace(number=number + 1)
                     continue
-            place = number % self._num_groups % len(self.workers)
-            worker = self.workers[place]
-            message = None if place in self._ended else worker.peek()
+            index = number % self._num_groups % len(self.workers)
+            worker = self.workers[index]
+            message = None if index in self._ended else worker.peek()
             # Skipped samples are counted in the order of batches, too.
             if message is None or message.number > number:
                 self.position = self.position._replace(number=number + 1)
-            elif self._takes_aside(place, message):
+            elif self._takes_aside(index, message):
                 continue
             elif message.kind is Kind.TURN or message.number < number:  # of a new worker, or not due on all ranks
                 worker.take()
             else:
-                self._same_damage.check(place, message.number)
+                self._same_damage.check(index, message.number)
                 item = worker.take()
                 delivered = self.counters.delivered
                 # Of streams, whose epochs may not end, receipts need no numbers of batches without items.
-                if message.kind is Kind.OVER and not self.position.offset and not delivered.given.order:
+                if message.kind is Kind.OVER and not self.position.offset and not delivered.stream.order:
                     delivered.dropped.add((self.position.epoch, number))
                 self.position = self.position.after(message.number, message.progress)
                 if message.kind is Kind.ITEM:
@@ -194,11 +194,11 @@ class Merger:
         assert self.plan is not None
         self._turn = self.position.number // self._num_groups
         lanes: dict[int, tuple[bool, Cursor | None]] = {}
-        for place, worker in enumerate(self.workers):
+        for index, worker in enumerate(self.workers):
             is_known = False
-            while not is_known and place not in self._ended:
+            while not is_known and index not in self._ended:
                 message = worker.peek()
-                if not self._takes_aside(place, message):
+                if not self._takes_aside(index, message):
                     content = worker.take()
                     is_known = message.kind is Kind.TURN and message.number == self._turn * self._num_groups
                     lanes |= content if is_known else {}
@@ -206,13 +206,13 @@ class Merger:
         self.position = self.position._replace(cursors=merged(self.position.cursors, cursors))
         return any(self._due)
 
-    def _takes_aside(self, place: int, message: Message) -> bool:
+    def _takes_aside(self, index: int, message: Message) -> bool:
         """Handle a worker's next message if it is not about the items of a batch, and return whether it was handled.
 
         Raises:
             Exception: The worker's error.
         """
-        worker = self.workers[place]
+        worker = self.workers[index]
         if message.kind is Kind.ERROR:
             raise _as_error(worker.take())
         if message.kind is Kind.SKIP:
@@ -221,13 +221,13 @@ class Merger:
             if self.limits is not None:
                 self.limits.count(skip)
             if skip.is_shard and self.plan is None:
-                self._same_damage.note(place, message.number, skip)
+                self._same_damage.note(index, message.number, skip)
         elif message.kind is Kind.TIMES:
             self.counters.note_times(*worker.take())
         elif message.kind is Kind.END:
             worker.take()
-            self._ended.add(place)
-            self._same_damage.check(place, math.inf)
+            self._ended.add(index)
+            self._same_damage.check(index, math.inf)
         else:
             return False
         return True

@@ -257,21 +257,17 @@ class ProcessWorker(Worker):
         self._num_assignments = 0
         self._is_followed = False  # whether the worker's messages are those of the last assignment
         self._position = Position()  # after what has come from the worker
-        self._messages: deque[Message] = deque()
+        self.messages: deque[Message] = deque()
         self._num_taken = 0
         self._deaths: list[str] = []  # what workers were doing when they died, since the last batch
         self._worker: WorkerProcess | None = None
         self._start()
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._messages)
-
     def begin(self, assignment: Assignment) -> None:
-        for message in self._messages:
+        for message in self.messages:
             if message.kind is Kind.ITEM:
                 self._discard(message.content)
-        self._messages.clear()
+        self.messages.clear()
         self._deaths.clear()
         self._assignment = assignment
         self._position = assignment.position
@@ -286,25 +282,23 @@ class ProcessWorker(Worker):
             self._start()
         self._send_assignment()
 
-    def peek(self) -> Message:
-        while not self._messages:
-            with self._opening_files():
-                self._wait()
-        return self._messages[0]
+    def wait(self) -> None:
+        with self._opening_files():
+            self._wait()
 
     def is_ready(self) -> bool:
-        if not self._messages and self._worker is not None:
+        if not self.messages and self._worker is not None:
             with contextlib.suppress(TimeoutError), self._opening_files():
                 for message in self._worker.listen(0) or ():  # `peek` deals with a worker that has died
                     self._receive(self._worker, message)
-        return bool(self._messages)
+        return bool(self.messages)
 
     def take(self) -> Any:
-        message = self._messages.popleft()
+        message = self.messages.popleft()
         return self._unpacked(message) if message.kind is Kind.ITEM else message.content
 
     def close(self) -> None:
-        self._messages.clear()
+        self.messages.clear()
         self._pool.close()  # all of them at a time
 
     def _start(self) -> None:
@@ -395,7 +389,7 @@ class ProcessWorker(Worker):
             elif message.kind in (Kind.ITEM, Kind.OVER):
                 self._deaths.clear()
                 self._position = self._position.after(message.number, message.progress)
-            self._messages.append(message)
+            self.messages.append(message)
         elif message.kind is Kind.ITEM:
             self._discard(message.content)
 

@@ -42,7 +42,7 @@ _KINDS = {"epoch": int, "rank": int, "num_ranks": int, "num_samples": int, "batc
 
 
 @dataclass
-class Given:
+class StreamSamples:
     """The samples of a stream that a loader has delivered, by the hashes of their keys.
 
     Above 65,536 samples, it keeps only the hashes that `share` divides, so that a long epoch takes no more memory.
@@ -96,7 +96,7 @@ class Delivered:
     epoch: int = 0
     first: int = 0
     stop: int = 0
-    given: Given = field(default_factory=Given)
+    stream: StreamSamples = field(default_factory=StreamSamples)
     listener: Callable[[], None] | None = None  # called after each batch
     dropped: set[tuple[int, int]] = field(default_factory=set)  # epochs and numbers of batches that gave no item
 
@@ -104,15 +104,15 @@ class Delivered:
         """Note where an iteration begins."""
         self.dropped = {(epoch, number) for epoch, number in self.dropped if (epoch, number) < position[:2]}
         if position.epoch == self.epoch and self.first <= position.number <= self.stop:
-            if position.number < self.stop and self.given.order:
+            if position.number < self.stop and self.stream.order:
                 self.first = position.number
-                self.given = Given()
+                self.stream = StreamSamples()
             self.stop = position.number
         elif position.number or position.epoch == self.epoch:
             self.epoch = position.epoch
             self.first = position.number
             self.stop = position.number
-            self.given = Given()
+            self.stream = StreamSamples()
 
     def note(self, position: Position) -> None:
         """Note the position after an item that was delivered."""
@@ -121,10 +121,10 @@ class Delivered:
             self.epoch = position.epoch
             self.first = 0
             self.stop = 0
-            self.given = Given()
+            self.stream = StreamSamples()
         self.stop = position.number
         if position.hashes:
-            self.given.add(position.hashes)
+            self.stream.add(position.hashes)
         if self.listener is not None:
             self.listener()
 
@@ -213,7 +213,7 @@ def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: 
     batches = range(delivered.first, max(min(delivered.stop, num_batches), delivered.first))
     left_out = [skip.ordinal for skip in skips if not skip.is_shard]
     planned = _Digest()
-    given = _Digest()
+    present = _Digest()
     skipped = _Digest()
     num_padding = 0
     for plan in plans:
@@ -225,25 +225,25 @@ def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: 
         is_dropped = np.isin(ordinals, all_dropped)
         is_skipped = np.isin(ordinals, left_out)
         is_padding = ordinals >= num_samples
-        given.add(positions[~is_skipped & ~is_padding & ~is_dropped])
+        present.add(positions[~is_skipped & ~is_padding & ~is_dropped])
         skipped.add(positions[is_skipped & ~is_padding])
         num_padding += int((is_padding & ~is_skipped & ~is_dropped).sum())
     return {
         "batches": [batches.start, batches.stop],
         "num_batches": num_batches,
-        "num_samples": given.num_samples,
+        "num_samples": present.num_samples,
         "num_padding": num_padding,
-        "digest": _text(given.sums),
-        "order": given.order.hexdigest(),
+        "digest": _text(present.sums),
+        "order": present.order.hexdigest(),
         "skipped": skipped.as_dict(),
         "planned": planned.as_dict(),
     }
 
 
 def _samples_of_stream(deal: DealerIterDataPipe, delivered: Delivered, skips: list[Skip]) -> dict[str, Any]:
-    given = delivered.given
+    stream = delivered.stream
     num_batches = len(deal) if deal.clock.continues else None
-    if given.num_unknown:
+    if stream.num_unknown:
         raise ChainError(
             "A receipt of a stream needs the keys of its samples, but a stock pipe upstream of `deal` has made "
             "something else of them. Put stock pipes before `.select()`."
@@ -259,17 +259,17 @@ def _samples_of_stream(deal: DealerIterDataPipe, delivered: Delivered, skips: li
     return {
         "batches": [delivered.first, stop],
         "num_batches": num_batches,
-        "num_samples": given.num_samples,
-        "num_padding": given.num_padding,
-        "digest": _text(given.sums),
-        "order": given.order.hex(),
+        "num_samples": stream.num_samples,
+        "num_padding": stream.num_padding,
+        "digest": _text(stream.sums),
+        "order": stream.order.hex(),
         "skipped": {
             "num_samples": len(keys),
             "digest": _text(_sums(skipped)),
             "num_shards": len({skip.key for skip in own if skip.is_shard}),
         },
         "planned": {"num_samples": deal.num_planned(), "digest": None},
-        "keys": {"may_repeat": deal.may_repeat, "share": given.share, "hashes": given.hashes()},
+        "keys": {"may_repeat": deal.may_repeat, "share": stream.share, "hashes": stream.hashes()},
     }
 
 

@@ -183,7 +183,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
     def queue_depth(self) -> int:
         """Return how many items the main process has received and not given out."""
-        return sum(worker.num_waiting for worker in self._workers) + len(self.clock.ahead)
+        return sum(len(worker.messages) for worker in self._workers) + len(self.clock.ahead)
 
     def begin(self) -> Batches:
         """Begin an epoch, and return its iterator.

@@ -22,24 +22,19 @@ class InlineWorker(Worker):
 
     def __init__(self, chain: Any, options: Options) -> None:
         self.producer = producer_of(chain, options)
-        self._messages: deque[Message] = deque()
+        self.messages: deque[Message] = deque()
         self._steps: Iterator[None] = iter(())
 
     def begin(self, assignment: Assignment) -> None:
-        self._messages.clear()
-        self._steps = self.producer.epoch(assignment, self._messages.append)
+        self.messages.clear()
+        self._steps = self.producer.epoch(assignment, self.messages.append)
 
-    def peek(self) -> Message:
-        while not self._messages:
-            if next(self._steps, _END) is _END and not self._messages:
-                self._messages.append(Message(Kind.END))
-        return self._messages[0]
-
-    def take(self) -> Any:
-        return self._messages.popleft().content
+    def wait(self) -> None:
+        if next(self._steps, _END) is _END and not self.messages:
+            self.messages.append(Message(Kind.END))
 
     def close(self) -> None:
-        self._messages.clear()
+        self.messages.clear()
         self._steps = iter(())
         self.producer.close()
 
@@ -100,6 +95,7 @@ class ThreadWorker(Worker):
 
     def _start(self) -> None:
         self._queue = _Queue(self._options.prefetch)
+        self.messages = self._queue.messages
         name = f"kdpipes worker {self._options.worker}"
         arguments = (self.producer, self._queue)
         self._thread = threading.Thread(target=follow, args=arguments, name=name, daemon=True)
@@ -107,35 +103,29 @@ class ThreadWorker(Worker):
         # Neither the thread nor the finalizer refers to this worker, so that it ends when its loader is dropped.
         self._finalizer = weakref.finalize(self, _end, self._queue, self._thread)
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self._queue.messages)
-
     def begin(self, assignment: Assignment) -> None:
         if not self._thread.is_alive():  # this is a process that was forked from the thread's own
             self._finalizer.detach()
             self._start()
         with self._queue.changed:
-            self._queue.messages.clear()
+            self.messages.clear()
             self._queue.assignment = assignment
             self._queue.changed.notify_all()
 
-    def peek(self) -> Message:
-        queue = self._queue
-        with queue.changed:
-            timeout_s = self._options.timeout_s
-            if not queue.changed.wait_for(lambda: queue.messages, timeout_s):
+    def wait(self) -> None:
+        changed = self._queue.changed
+        timeout_s = self._options.timeout_s
+        with changed:
+            if not changed.wait_for(lambda: self.messages, timeout_s):
                 raise WorkerError(
                     f"A worker thread made no batch in {timeout_s:g} s. Threads cannot be killed. If a worker "
                     "can hang, use `ProcessReadingService`, which can replace it."
                 )
-            return queue.messages[0]
 
     def take(self) -> Any:
         with self._queue.changed:
-            message = self._queue.messages.popleft()
             self._queue.changed.notify_all()
-        return message.content
+            return super().take()
 
     def stop(self) -> None:
         self._queue.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -87,18 +88,25 @@ class Worker(ABC):
     """One worker as seen by the thread that waits for its messages."""
 
     is_torn = False  # whether a call was interrupted, so that messages may be lost
+    messages: deque[Message]  # that have arrived
 
     @abstractmethod
     def begin(self, assignment: Assignment) -> None:
         """Let the worker begin an epoch, even if it is in another one."""
 
     @abstractmethod
+    def wait(self) -> None:
+        """Wait until something arrives."""
+
     def peek(self) -> Message:
         """Wait for the next message, and return it; an item may not be unpacked yet."""
+        while not self.messages:
+            self.wait()
+        return self.messages[0]
 
-    @abstractmethod
     def take(self) -> Any:
         """Remove the message that `peek` has returned, and return its content."""
+        return self.messages.popleft().content
 
     def stop(self) -> None:  # noqa: B027 - only threads need it
         """Ask the worker to end, so that `close` has less to wait for."""
@@ -107,14 +115,9 @@ class Worker(ABC):
     def close(self) -> None:
         """End the worker."""
 
-    @property
-    def num_waiting(self) -> int:
-        """How many messages have arrived."""
-        return 0
-
     def is_ready(self) -> bool:
         """Return whether `peek` returns without waiting."""
-        return self.num_waiting > 0
+        return bool(self.messages)
 
 
 class _EpochMonitor(Monitor):

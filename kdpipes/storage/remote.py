@@ -147,11 +147,11 @@ class RangeReader:
             for span in spans:
                 if span.start >= span.stop:
                     continue
-                if (known := self._covering(span)) is None:
+                if (cover := self._covering(span)) is None:
                     missing.append(span)
                 else:
-                    self._expect(known)
-                    due.add(known)
+                    self._expect(cover)
+                    due.add(cover)
             if missing and self._threads is None:
                 self._threads = Threads(self.num_threads, "kdpipes-ranges")
             for span in dict.fromkeys(missing) if self.read_file else _merged(missing, self.max_gap, self.max_span):
@@ -160,32 +160,32 @@ class RangeReader:
                 due.add(span)
                 self._add(span)
             for span in missing:
-                if (known := self._covering(span)) is not None:
-                    self._expect(known)
+                if (cover := self._covering(span)) is not None:
+                    self._expect(cover)
 
     def read(self, span: Span) -> bytes:
         """Return the bytes of a span."""
         if span.start >= span.stop:
             return b""
         with self._lock:
-            known = self._covering(span)
-            request = None if known is None else self._ahead[known]
-        if known is None or request is None:
+            cover = self._covering(span)
+            request = None if cover is None else self._ahead[cover]
+        if cover is None or request is None:
             return bytes(self._read_now(span))
         try:
             content = request.coming.result()
         except Exception:
             with self._lock:
-                if self._ahead.get(known) is request:
-                    self._remove(known)
+                if self._ahead.get(cover) is request:
+                    self._remove(cover)
             # A request for many spans that failed may succeed for one. This is the last try of it that may time out.
             return bytes(self._read_now(span, num_silent=1))
         with self._lock:
-            if self._ahead.get(known) is request:
-                self._note_read(known, request)
+            if self._ahead.get(cover) is request:
+                self._note_read(cover, request)
         if self.read_file is not None:
             return bytes(content)
-        return bytes(content[span.start - known.start : span.stop - known.start])
+        return bytes(content[span.start - cover.start : span.stop - cover.start])
 
     def _read_now(self, span: Span, num_silent: int = NUM_SILENT) -> Content:
         return read_range(span, num_silent=num_silent) if self.read_file is None else self.read_file(span)
@@ -193,34 +193,34 @@ class RangeReader:
     def _covering(self, span: Span) -> Span | None:
         if span in self._ahead:
             return span
-        known = self._by_url.get(span.url, [])
-        for place in range(bisect_right(known, Span(span.url, span.start, sys.maxsize)) - 1, -1, -1):
-            if known[place].stop >= span.stop:
-                return known[place]
-            if known[place].start + self._longest < span.stop:
+        spans = self._by_url.get(span.url, [])
+        for index in range(bisect_right(spans, Span(span.url, span.start, sys.maxsize)) - 1, -1, -1):
+            if spans[index].stop >= span.stop:
+                return spans[index]
+            if spans[index].start + self._longest < span.stop:
                 return None
         return None
 
-    def _expect(self, known: Span) -> None:
+    def _expect(self, span: Span) -> None:
         """Keep a span until it has been read once more."""
-        self._ahead[known].num_due += 1
-        self._ahead.move_to_end(known)
-        self._forget_spent(known)
+        self._ahead[span].num_due += 1
+        self._ahead.move_to_end(span)
+        self._forget_spent(span)
 
-    def _note_read(self, known: Span, request: _Request) -> None:
+    def _note_read(self, span: Span, request: _Request) -> None:
         request.num_due = max(request.num_due - 1, 0)  # reads that were not prefetched do not count
         if request.num_due:
             return
-        self._forget_spent(known)
-        self._spent[known] = None
-        self._num_spent += known.stop - known.start
+        self._forget_spent(span)
+        self._spent[span] = None
+        self._num_spent += span.stop - span.start
         while self._num_spent > self.max_spent:
             self._remove(next(iter(self._spent)))
 
-    def _forget_spent(self, known: Span) -> None:
-        if known in self._spent:
-            del self._spent[known]
-            self._num_spent -= known.stop - known.start
+    def _forget_spent(self, span: Span) -> None:
+        if span in self._spent:
+            del self._spent[span]
+            self._num_spent -= span.stop - span.start
 
     def _make_room(self, size: int, due: set[Span]) -> bool:
         """Drop spans that were read, then the oldest ones, but none in `due`; return whether there is room."""
@@ -241,9 +241,9 @@ class RangeReader:
     def _remove(self, span: Span) -> None:
         self._ahead.pop(span).coming.cancel()
         self._forget_spent(span)
-        known = self._by_url[span.url]
-        del known[bisect_left(known, span)]
-        if not known:
+        spans = self._by_url[span.url]
+        del spans[bisect_left(spans, span)]
+        if not spans:
             del self._by_url[span.url]
         self._num_bytes -= span.stop - span.start
 

@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger, warn
 from kdpipes.core.processes import forget_after_fork
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import Access, Threads, current_access, using
+from kdpipes.storage.access import Threads
 from kdpipes.storage.files import (
     CAN_HOLD,
     HeldFile,
@@ -201,7 +202,7 @@ class _Fetcher:
         self._num_ahead = num_ahead
         self._lock = threading.Lock()
         self._held: OrderedDict[str, HeldFile] = OrderedDict()
-        self._thread: threading.Thread | None = None
+        self._downloads: Future[None] | None = None
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -229,30 +230,25 @@ class _Fetcher:
     def look_ahead(self) -> None:
         """Start a thread that downloads the shards that are needed next, unless one is running."""
         with self._lock:
-            is_idle = self._thread is None or not self._thread.is_alive()
+            is_idle = self._downloads is None or self._downloads.done()
             if is_idle and self._due(set()) is not None:
-                access = (current_access(),)
-                self._thread = threading.Thread(
-                    target=self._work_ahead, args=access, name="kdpipes-shards", daemon=True
-                )
-                self._thread.start()
+                self._downloads = Threads(1, "kdpipes-shards").submit(self._work_ahead)
 
-    def _work_ahead(self, access: Access) -> None:
+    def _work_ahead(self) -> None:
         tried: set[str] = set()
-        with using(access):
-            while True:
-                with self._lock:
-                    shard = self._due(tried)
-                    if shard is None:
-                        self._thread = None
-                        return
-                tried.add(shard.name)
-                try:
-                    self._fetched(shard, waits=False)
-                except DataError as error:  # the thread that needs it will raise it
-                    _log.info("%s", error)
-                except OSError as error:
-                    self.failure = error
+        while True:
+            with self._lock:
+                shard = self._due(tried)
+                if shard is None:
+                    self._downloads = None
+                    return
+            tried.add(shard.name)
+            try:
+                self._fetched(shard, waits=False)
+            except DataError as error:  # the thread that needs it will raise it
+                _log.info("%s", error)
+            except OSError as error:
+                self.failure = error
 
     def _due(self, tried: set[str]) -> Shard | None:
         if self._is_stopped or self.failure is not None:

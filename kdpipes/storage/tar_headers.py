@@ -58,13 +58,8 @@ class FileBytes:
         self._window = b""
         self._begin = 0
         self._ahead = _SMALL
-        self._position = 0
+        self.position = 0  # the offset up to which bytes have been read
         self.size: int | None = os.fstat(descriptor).st_size
-
-    @property
-    def position(self) -> int:
-        """The offset up to which bytes have been read."""
-        return self._position
 
     def take(self, offset: int, size: int, /) -> bytes:
         start = offset - self._begin
@@ -74,13 +69,13 @@ class FileBytes:
     def _read(self, offset: int, size: int) -> bytes:
         if size > _STRAIGHT:
             content = pread(self._descriptor, size, offset)
-            self._position = offset + len(content)
+            self.position = offset + len(content)
             return content
         is_next = offset <= self._begin + len(self._window)
         self._ahead = min(2 * self._ahead, _LARGE) if is_next else _SMALL
         self._window = pread(self._descriptor, max(size, self._ahead), offset)
         self._begin = offset
-        self._position = offset + len(self._window)
+        self.position = offset + len(self._window)
         return self._window[:size]
 
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import braceexpand
 
@@ -32,6 +33,14 @@ _SAS = re.compile(r"s(ig|[etpvrs]|rt|ip|pr|dd|aoid|uoid|cid|koid|ktid|kt|ke|ks|k
 def is_local(url: str) -> bool:
     """Return whether `url` is a local path, whose names may hold "::" ("12::30.jpg")."""
     return "://" not in url
+
+
+def check_roots(local_root: Any, global_root: Any) -> None:
+    """Raise unless the roots of copies are a local folder, and a path or URL."""
+    if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
+        raise TypeError(must_be("local_root", "a local folder", local_root))
+    if not isinstance(global_root, str | os.PathLike):
+        raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
 
 
 def split_chain(url: str) -> tuple[str, str, str]:

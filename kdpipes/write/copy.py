@@ -39,7 +39,7 @@ from kdpipes.storage.object_store import remote_reader
 from kdpipes.storage.readers import Wanted, stat_in
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 from kdpipes.storage.retries import is_missing, retried, what_went_wrong
-from kdpipes.storage.urls import identity_of, is_local, join_url, split_chain
+from kdpipes.storage.urls import check_roots, identity_of, is_local, join_url, split_chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 START = "autocopy_start.txt"
@@ -122,10 +122,7 @@ def copy_to_local(
     """
     num_workers = check_count("num_workers", num_workers)
     access = Access(storage_options=storage_options)
-    if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
-        raise TypeError(must_be("local_root", "a local folder", local_root))
-    if not isinstance(global_root, str | os.PathLike):
-        raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
+    check_roots(local_root, global_root)
     root = Path(local_root).expanduser().absolute()
     url = os.fspath(global_root)
     url = str(Path(url).expanduser()) if is_local(url) else url

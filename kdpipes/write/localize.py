@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kdpipes.core.errors import ChainError, must_be
+from kdpipes.core.errors import ChainError
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
@@ -16,7 +16,7 @@ from kdpipes.core.secrets import masked
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import reader_of, version_of
-from kdpipes.storage.urls import identity_of, is_local, split_chain
+from kdpipes.storage.urls import check_roots, identity_of, is_local, split_chain
 
 
 class FileLocalizer(Fingerprinted):
@@ -54,10 +54,7 @@ class FileLocalizer(Fingerprinted):
         *,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
-            raise TypeError(must_be("local_root", "a path to a local folder, not a URL", local_root))
-        if global_root is not None and not isinstance(global_root, str | os.PathLike):
-            raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
+        check_roots(local_root, "" if global_root is None else global_root)
         self._access = Access(storage_options=storage_options)
         self._root = str(Path(local_root).expanduser())
         self._global_root = None if global_root is None else _plain(os.fspath(global_root))

@@ -26,8 +26,7 @@ from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked
 from kdpipes.storage.decoding import JSON, MARKUP, NUMBERS, TENSORS, TEXTS, decode_array
 from kdpipes.storage.images import open_image
-from kdpipes.storage.readers import Version
-from kdpipes.storage.shard_index import IndexBuilder, ShardIndex
+from kdpipes.storage.shard_index import IndexBuilder
 from kdpipes.storage.tar import Group, Member, add_sample
 
 _BLOCK = 512  # of a tar
@@ -425,7 +424,7 @@ class TarShard:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._index = IndexBuilder()
+        self.builder = IndexBuilder()  # of the index of the complete tar
         self.keys: dict[str, None] = {}
         self.num_bytes = 0
 
@@ -448,10 +447,6 @@ class TarShard:
                 yield header
                 yield content
                 yield bytes(-size % _BLOCK)
-            add_sample(self._index, group)
+            add_sample(self.builder, group)
         self.num_bytes += len(END_MARK)
         yield END_MARK
-
-    def index(self, version: Version) -> ShardIndex:
-        """Return the index of the complete tar, whose version is `version`."""
-        return self._index.index(version)

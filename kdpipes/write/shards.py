@@ -175,7 +175,7 @@ def write_shards(
         >>> len(birds) == result.num_samples, birds.class_names()
         (True, ('heron', 'stork'))
     """
-    places = ShardPlaces(urls, storage_options)
+    target = ShardPlaces(urls, storage_options)
     if max_samples is None and max_bytes is None:
         raise ValueError(
             "`max_samples` or `max_bytes` must be given. Pass the size of a shard, such as `max_samples=1000`."
@@ -203,18 +203,18 @@ def write_shards(
         "arguments": fingerprint((recipe.encoder, recipe.key)),
     }
     names = class_names_of(pipe)
-    with places.locked():
-        notes, was_begun = _begin_notes(places, job, None if names is None else tuple(names))
-        run = _Run(recipe, places, max_samples, max_bytes, notes, was_begun, size, num_workers, executor)
+    with target.locked():
+        notes, was_begun = _begin_notes(target, job, None if names is None else tuple(names))
+        run = _Run(recipe, target, max_samples, max_bytes, notes, was_begun, size, num_workers, executor)
         if was_begun:
-            places.remove_drafts()
+            target.remove_drafts()
         try:
             return run.finish()
         except BaseException:
             if executor is None:
-                places.remove_drafts()  # of workers that were killed
+                target.remove_drafts()  # of workers that were killed
                 if not was_begun:
-                    places.remove_unused_notes(notes)
+                    target.remove_unused_notes(notes)
             raise
 
 
@@ -370,7 +370,7 @@ class ShardPlaces:
                     f"{url!r} should have {shard.num_bytes} bytes, but has {version.size}. Another process may be "
                     "writing it: stop that one, delete the file, and call `write_shards` again."
                 )
-            _write_index(url, shard.index(version))
+            _write_index(url, shard.builder.index(version))
         return _Report(number, _hashes_of(shard.keys), shard.num_bytes)
 
 
@@ -404,47 +404,47 @@ def _write(url: str, content: bytes) -> None:
 
 
 def _begin_notes(
-    places: ShardPlaces, job: dict[str, Any], class_names: Sequence[str] | None
+    target: ShardPlaces, job: dict[str, Any], class_names: Sequence[str] | None
 ) -> tuple[SavedNotes, bool]:
     """Return the notes of a job, and whether an earlier run has written them.
 
     The notes also keep two jobs from writing the same remote shards, where no lock is possible: one request creates
     them, and those of another job are never replaced. Two runs of one job are harmless: they write the same bytes.
     """
-    found = _read_notes(places)
-    existing = places.existing()
+    found = _read_notes(target)
+    existing = target.existing()
     if found is None and existing:
         raise FileExistsError(
-            f"There are shards already, such as {existing[0]!r}, but {places.notes_url!r}, which would name their "
+            f"There are shards already, such as {existing[0]!r}, but {target.notes_url!r}, which would name their "
             "job, is missing. Write to another place, or delete them."
         )
     new = SavedNotes(job, class_names)
-    if places.is_local and not existing and (found is None or found.job != job):  # this job holds the lock
-        return _write_notes(places, new), False
-    notes = _kept_notes(places, new) if found is None else found
-    _check_job(places, notes, job, has_shards=bool(existing))
+    if target.is_local and not existing and (found is None or found.job != job):  # this job holds the lock
+        return _write_notes(target, new), False
+    notes = _kept_notes(target, new) if found is None else found
+    _check_job(target, notes, job, has_shards=bool(existing))
     return notes, found is not None
 
 
-def _read_notes(places: ShardPlaces) -> SavedNotes | None:
+def _read_notes(target: ShardPlaces) -> SavedNotes | None:
     """Return the notes beside some shards; None if they are missing."""
     try:
-        with using(places.access):
-            return SavedNotes.from_bytes(read_url(places.notes_url), places.notes_url)
+        with using(target.access):
+            return SavedNotes.from_bytes(read_url(target.notes_url), target.notes_url)
     except FileNotFoundError:
         return None
 
 
-def _kept_notes(places: ShardPlaces, notes: SavedNotes) -> SavedNotes:
+def _kept_notes(target: ShardPlaces, notes: SavedNotes) -> SavedNotes:
     """Return the notes beside some remote shards; missing ones are written."""
-    found = _read_notes(places)
+    found = _read_notes(target)
     if found is None:
-        with using(places.access):
-            found = SavedNotes.from_bytes(create_url(places.notes_url, _as_json(notes)), places.notes_url)
+        with using(target.access):
+            found = SavedNotes.from_bytes(create_url(target.notes_url, _as_json(notes)), target.notes_url)
     return found
 
 
-def _check_job(places: ShardPlaces, notes: SavedNotes, job: dict[str, Any], *, has_shards: bool) -> None:
+def _check_job(target: ShardPlaces, notes: SavedNotes, job: dict[str, Any], *, has_shards: bool) -> None:
     """Raise FileExistsError if the notes belong to another job."""
     differing = [name for name in job if notes.job.get(name) != job[name]]
     if not differing:
@@ -452,12 +452,12 @@ def _check_job(places: ShardPlaces, notes: SavedNotes, job: dict[str, Any], *, h
     differences = "; ".join(_difference(name, notes.job.get(name), job[name]) for name in differing)
     if has_shards:
         raise FileExistsError(
-            f"According to {places.notes_url!r}, the shards beside it belong to another job: {differences}. To "
+            f"According to {target.notes_url!r}, the shards beside it belong to another job: {differences}. To "
             "continue that job, pass the same arguments; otherwise write to another place, or delete the shards and "
             "that file."
         )
     raise FileExistsError(
-        f"According to {places.notes_url!r}, another job has begun to write here: {differences}. Write to another "
+        f"According to {target.notes_url!r}, another job has begun to write here: {differences}. Write to another "
         "place; or, if that job is not running, delete this file."
     )
 
@@ -472,9 +472,9 @@ def _difference(name: str, then: Any, now: Any) -> str:
     return f"the chain has changed at {', '.join(shown_name(entry.rpartition(':')[0]) for entry in reversed(changed))}"
 
 
-def _write_notes(places: ShardPlaces, notes: SavedNotes) -> SavedNotes:
-    with using(places.access):
-        _write(places.notes_url, _as_json(notes))
+def _write_notes(target: ShardPlaces, notes: SavedNotes) -> SavedNotes:
+    with using(target.access):
+        _write(target.notes_url, _as_json(notes))
     return notes
 
 
@@ -541,10 +541,10 @@ def _as_sample(item: Any, index: int) -> Sample:
     return item if isinstance(item, Sample) else as_sample(item, index, "write_shards")
 
 
-def _write_span(recipe: _Recipe, places: ShardPlaces, span: _Span) -> _Report:
+def _write_span(recipe: _Recipe, target: ShardPlaces, span: _Span) -> _Report:
     """Write a shard, in any process."""
     made = recipe.made(recipe.samples(span.start, span.stop), recipe.tar_sample)
-    report = places.write(span.number, (sample for sample in made if sample is not None))
+    report = target.write(span.number, (sample for sample in made if sample is not None))
     return report._replace(num_left_out=span.stop - span.start - len(report.hashes))
 
 
@@ -560,7 +560,7 @@ class _Run:
     """One call of `write_shards`: finds the shards that exist, writes those that are missing, and counts both."""
 
     recipe: _Recipe
-    places: ShardPlaces
+    target: ShardPlaces
     max_samples: int | None
     max_bytes: int | None
     notes: SavedNotes
@@ -584,14 +584,14 @@ class _Run:
         self._check_keys()
         reports = [self._reports[number] for number in range(len(self._reports))]
         shards = [(len(report.hashes), report.num_bytes) for report in reports]
-        found = None if self.places.is_local else _read_notes(self.places)
+        found = None if self.target.is_local else _read_notes(self.target)
         if found is not None:  # on storage where several jobs can create the notes at the same time
-            _check_job(self.places, found, self.notes.job, has_shards=True)
+            _check_job(self.target, found, self.notes.job, has_shards=True)
         if self.notes.shards != shards:
-            _write_notes(self.places, replace(self.notes, shards=shards))
+            _write_notes(self.target, replace(self.notes, shards=shards))
         names = self.notes.class_names
         return ShardsResult(
-            urls=[self.places.url(report.number) for report in reports],
+            urls=[self.target.url(report.number) for report in reports],
             num_samples=sum(len(report.hashes) for report in reports),
             num_bytes=sum(report.num_bytes for report in reports),
             num_found=self._num_found,
@@ -618,7 +618,7 @@ class _Run:
         numbers = [number for number, _ in self._numbered(sizes[kept].tolist(), int)]
         stops = [*kept[1:][np.diff(numbers) > 0].tolist(), size] if numbers else []
         self._num_left_out = 0 if stops else size
-        self.notes = _write_notes(self.places, replace(self.notes, stops=stops))
+        self.notes = _write_notes(self.target, replace(self.notes, stops=stops))
         return stops
 
     def _run(self, function: Callable[[_Span], Any], spans: Sequence[_Span], what: str) -> Any:
@@ -628,13 +628,13 @@ class _Run:
         return closing(run_jobs(function, spans, executor=self.executor, num_workers=self.num_workers, what=what))
 
     def _write_spans(self, stops: list[int]) -> None:
-        for report in self.places.finished(len(stops) if self.was_begun else 0):
+        for report in self.target.finished(len(stops) if self.was_begun else 0):
             self._add(report)
         self._num_found = len(self._reports)
         shards = enumerate(zip([0, *stops], stops, strict=False))
-        spans = [_Span(start, stop, number, self.places.url(number)) for number, (start, stop) in shards]
+        spans = [_Span(start, stop, number, self.target.url(number)) for number, (start, stop) in shards]
         missing = [span for span in spans if span.number not in self._reports]
-        with self._run(partial(_write_span, self.recipe, self.places), missing, "writing shards") as reports:
+        with self._run(partial(_write_span, self.recipe, self.target), missing, "writing shards") as reports:
             for report in reports:
                 self._add_written(report)
 
@@ -657,19 +657,19 @@ class _Run:
             first, second, *_ = [
                 number for number, report in self._reports.items() for _ in np.flatnonzero(report.hashes == equal[0])
             ]
-            keys = self.places.keys_of(first)
+            keys = self.target.keys_of(first)
             key = keys[int(np.flatnonzero(_hashes_of(keys) == equal[0])[0])]
             raise duplicate_error(key, f"shards {first} and {second}")
 
     def _add_written(self, report: _Report) -> None:
         # A run of the same job that failed may have removed the notes, if it saw no shard.
-        if not self.places.is_local and len(self._reports) == self._num_found:
-            _check_job(self.places, _kept_notes(self.places, self.notes), self.notes.job, has_shards=True)
+        if not self.target.is_local and len(self._reports) == self._num_found:
+            _check_job(self.target, _kept_notes(self.target, self.notes), self.notes.job, has_shards=True)
         self._add(report)
 
     def _write_in_order(self) -> None:
         """Write shards as the samples come, after the ones that exist."""
-        found = self.places.finished(len(self.places.existing()) if self.was_begun else 0)
+        found = self.target.finished(len(self.target.existing()) if self.was_begun else 0)
         with closing(found):  # type: ignore[type-var]  # a generator
             for report in found:
                 if report.number != len(self._reports):  # one before it is missing
@@ -681,7 +681,7 @@ class _Run:
         self._skip_written(samples)
         numbered = self._numbered(self.recipe.made(samples, self.recipe.tar_sample), attrgetter("num_bytes"))
         for number, group in groupby(numbered, key=itemgetter(0)):
-            self._add_written(self.places.write(number, map(itemgetter(1), group)))
+            self._add_written(self.target.write(number, map(itemgetter(1), group)))
 
     def _numbered(self, samples: Iterable[Made | None], size_of: Callable[[Made], int]) -> Iterator[tuple[int, Made]]:
         """Yield the number of the shard of each sample, and the sample. One above the limit gets its own shard."""
@@ -710,7 +710,7 @@ class _Run:
         while place < len(due):
             key = next(keys, _END)
             if key is _END:
-                known = (key for number in self._reports for key in self.places.keys_of(number))
+                known = (key for number in self._reports for key in self.target.keys_of(number))
                 raise DataError(
                     f"The chain does not yield the same samples as before: sample {next(islice(known, place, None))!r} "
                     "of an existing shard is missing, or comes at another position. Pass a seed to random pipes, or "

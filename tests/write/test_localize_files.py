@@ -119,7 +119,7 @@ def test_a_path_that_would_lie_elsewhere_is_rejected(local: Path, path: str, roo
 
 
 def test_mistakes_are_rejected(origin: Path, local: Path) -> None:
-    with pytest.raises(TypeError, match="`local_root` must be a path to a local folder"):
+    with pytest.raises(TypeError, match="`local_root` must be a local folder"):
         SequenceWrapper([]).localize_files("s3://birds")
     with pytest.raises(TypeError, match="`global_root` must be"):
         SequenceWrapper([]).localize_files(local, global_root=3)
