@@ -111,7 +111,7 @@ def hold_dealt_chains() -> None:
         wrap(wrapper, datapipe)
         if Chain.of(datapipe).of_type(Dealer):
             wrapper.__class__ = DealtDataset
-            ahead: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+            ahead = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
             wrapper.share_epochs(ahead, is_new=True)
 
     _IterDataPipeSerializationWrapper.__init__ = wrap_chain  # type: ignore[method-assign]
@@ -123,7 +123,7 @@ def is_shared_out_by_accelerate(pipe: Any) -> bool:
     Accelerate's DataLoaderDispatcher reads on rank 0 and sends slices to all ranks; its IterableDatasetShard reads on
     each rank and keeps a part. Either way, the chain must give every batch.
     """
-    accelerate: Any = sys.modules.get("accelerate.data_loader")
+    accelerate = sys.modules.get("accelerate.data_loader")
     if accelerate is None:
         return False
     info = get_worker_info()
@@ -189,7 +189,7 @@ class NumberedBatches(Dataset[Any]):
         self._loader = loader
         self.chain = chain
         self._source = source
-        self._batches: Iterator[Any] = iter(())
+        self._batches = iter(())
         self._next = -1
 
     def __len__(self) -> int:

@@ -302,7 +302,7 @@ class Loader:
         service = self.reading_service
         native = self._native
         seed = seed_of(self._base_seed, epoch)
-        seeds: Any = Seeds(seed)
+        seeds = Seeds(seed)
         if native is not service:
             seeds = call_slot("generator_of_seeds", seed) or seeds
         try:

@@ -251,7 +251,7 @@ class ProcessWorker(Worker):
     def __init__(self, pool: ProcessPool, options: Options) -> None:
         self._pool = pool
         self._options = options
-        self._context: Any = multiprocessing.get_context(pool.start_method)
+        self._context = multiprocessing.get_context(pool.start_method)
         self._counters = pool.counters
         self._assignment = Assignment(Position())
         self._num_assignments = 0

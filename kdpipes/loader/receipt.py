@@ -339,7 +339,7 @@ def verify_receipts(receipts: Iterable[Receipt]) -> Verdict:
         ...     print(verify_receipts([loader.receipt()]))
         Every sample of epoch 0 was delivered exactly once: 10 samples.
     """
-    by_epoch: dict[int, list[Receipt]] = defaultdict(list)
+    by_epoch = defaultdict(list)
     for receipt in receipts:
         _check(receipt)
         by_epoch[receipt["epoch"]].append(receipt)

@@ -23,7 +23,7 @@ from kdpipes.storage.codec import checksum_of, decode
 from kdpipes.storage.memory import MappedFiles
 from kdpipes.storage.records import Records, read_records
 from kdpipes.storage.shard_index import Places, by_gaps
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.urls import local_folder
 
 
 @called_as("open_records")
@@ -58,12 +58,7 @@ class RecordReaderMapDataPipe(MapPipe):
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, verify: bool = True) -> None:
-        if not isinstance(folder, str | os.PathLike):
-            raise TypeError(must_be("folder", "a path", folder))
-        text = os.fspath(folder).removeprefix("file://")
-        if not is_local(text):
-            hint = "Copy it: `kdpipes.write.copy_to_local(url, folder)`."
-            raise ValueError(must_be("folder", "a local folder", text, hint))
+        text = local_folder(folder, "Copy it: `kdpipes.write.copy_to_local(url, folder)`.")
         self._folder = str(Path(text).expanduser().absolute())
         if not Path(self._folder).is_dir():
             raise FileNotFoundError(must_be("folder", "a folder that exists", text))

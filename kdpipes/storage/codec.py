@@ -426,7 +426,7 @@ def _text_of(dtype: np.dtype[Any]) -> str:
 @functools.lru_cache(maxsize=256)
 def _dtype_of(text: str) -> np.dtype[Any]:
     if text.startswith("["):
-        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_checked(json.loads(text)))
+        dtype = np.lib.format.descr_to_dtype(_checked(json.loads(text)))
     else:
         dtype = np.dtype(_checked(text))
     return dtype

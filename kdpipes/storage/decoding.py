@@ -86,8 +86,7 @@ def _npy(content: bytes) -> NDArray[Any]:
     if min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) > num_there:
         raise ValueError(f"the header declares an array of {dtype} {list(shape)}, but {num_there} bytes follow it")
     file.seek(0)
-    array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-    return array
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _pth(content: bytes) -> Any:

@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -352,7 +352,7 @@ async def _read_http(filesystem: Any, url: str, wanted: Wanted) -> Response:
         if response.status == _MISSING:
             raise FileNotFoundError(url)
         response.raise_for_status()
-        known: Mapping[str, str] = response.headers
+        known = response.headers
         is_part = response.status == _PART
         wanted.check_head(is_part, known.get("Content-Range"), response.content_length)
         content = await _body(response.content.read, wanted)

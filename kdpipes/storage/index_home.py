@@ -376,7 +376,7 @@ def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
 
 def _by_folder(urls: Iterable[str]) -> dict[str, list[str]]:
     """Return the remote shards of each folder that can be listed."""
-    found: dict[str, list[str]] = defaultdict(list)
+    found = defaultdict(list)
     for url in urls:
         if "://" in url and "::" not in url and not url.startswith("http") and "?" not in url:
             found[url.rpartition("/")[0]].append(url)

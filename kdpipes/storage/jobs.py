@@ -242,7 +242,7 @@ def packed_error(error: BaseException) -> bytes:
     lines = traceback_text(error)
     add_note(error, f"In a worker:\n{lines}")
     try:
-        payload: bytes = pickling.dumps(error)
+        payload = pickling.dumps(error)
         if not isinstance(cloudpickle.loads(payload), BaseException):
             raise TypeError("What comes back is not an error.")
     except Exception:
@@ -302,7 +302,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
-    ends: list[Any] = [parent.sentinel]  # which the parent's other children hold open
+    ends = [parent.sentinel]  # which the parent's other children hold open
     with contextlib.suppress(OSError, AttributeError):
         ends.append(os.pidfd_open(parent.pid))
     connection.wait(ends)

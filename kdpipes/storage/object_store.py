@@ -115,7 +115,7 @@ class ObjectReader(FsspecReader):
 
     def client(self) -> Any:
         """Return obstore's client of the bucket; None if obstore is not installed or lacks an option."""
-        clients: dict[tuple[int, str, float | None], Any] = self.filesystem.__dict__.setdefault("_kdpipes_clients", {})
+        clients = self.filesystem.__dict__.setdefault("_kdpipes_clients", {})
         bucket = self.path.partition("/")[0]
         timeout = current_access().timeout_s
         # A client belongs to a process. 64 threads that begin together would make 64 clients in 20 s of CPU.
@@ -241,7 +241,7 @@ def _new_client(library: Any, kind: str, filesystem: Any, bucket: str, timeout: 
     if found is None:
         return None
     is_plain = any(str(found.config.get(name, "")).startswith("http:") for name in ("endpoint", "base_url"))
-    client_options: dict[str, Any] = {"allow_http": is_plain, "timeout": timedelta(days=1)}
+    client_options = {"allow_http": is_plain, "timeout": timedelta(days=1)}
     if timeout is not None:
         limit = timedelta(seconds=timeout)
         client_options |= {"read_timeout": limit, "connect_timeout": limit}

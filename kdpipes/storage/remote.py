@@ -308,7 +308,7 @@ class _RemoteFile:
                 return hedged(partial(self._range, start, stop))
             return in_time(partial(self._read_on, start, stop), self._url, stop - start)
 
-        final: tuple[type[Exception], ...] = (_ChangedError,) if self.has_ranges else (_ChangedError, SilenceError)
+        final = (_ChangedError,) if self.has_ranges else (_ChangedError, SilenceError)
         try:
             content = retried(attempt, final=final)
         except (NoRangesError, _ChangedError):
@@ -478,7 +478,7 @@ class RemoteStream:
         coming = self._coming.popleft() if self._coming else None
         if self.at_end is not None and self._wanted == self._source.size:
             self.at_end(len(self._coming))
-        content: Content = b"" if coming is None else coming.result()
+        content = b"" if coming is None else coming.result()
         self._num_ahead = self._most if self._begin else self._num_ahead
         self._request()
         return content

@@ -90,7 +90,7 @@ def read_members(
         _unpacked(url, raw) as file,
     ):
         has_positions = is_local(url) and file is raw and stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-        source: ForwardBytes = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
+        source = FileBytes(file.fileno()) if has_positions else StreamBytes(file)
         with _naming(url, source, "a tar"):
             yield from _grouped(url, _members(url, source, lambda _: True, max_member_bytes))
 
@@ -281,7 +281,7 @@ def index_shard(
                 f"{url!r} cannot be read as a plain tar: it is compressed. Compressed tars have no positions: read "
                 "them with `kdp.stream_shards`."
             )
-        source: ForwardBytes = FileBytes(file.fileno()) if is_here else StreamBytes(file, checksum)
+        source = FileBytes(file.fileno()) if is_here else StreamBytes(file, checksum)
         with _naming(url, source, "a plain tar"):
             is_whole = with_checksums or not is_here
             for group in _runs(url, _members(url, source, lambda field: is_whole or kept.needs(field))):
@@ -396,7 +396,7 @@ class DottedKeys:
         """Check a sample and its fields."""
         if self._is_decided or not all("." in field for field in fields):
             return
-        parts: dict[str, set[str]] = defaultdict(set)
+        parts = defaultdict(set)
         for field in fields:
             stem, _, extension = field.rpartition(".")
             parts[stem].add(extension)

@@ -59,7 +59,7 @@ class FileBytes:
         self._begin = 0
         self._ahead = _SMALL
         self.position = 0  # the offset up to which bytes have been read
-        self.size: int | None = os.fstat(descriptor).st_size
+        self.size = os.fstat(descriptor).st_size
 
     def take(self, offset: int, size: int, /) -> bytes:
         start = offset - self._begin

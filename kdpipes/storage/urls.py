@@ -43,6 +43,16 @@ def check_roots(local_root: Any, global_root: Any) -> None:
         raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
 
 
+def local_folder(folder: Any, hint: str) -> str:
+    """Return the path of a folder; raise if it is no path, or with a hint if it is a URL."""
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(must_be("folder", "a path", folder))
+    path = os.fspath(folder).removeprefix("file://")
+    if not is_local(path):
+        raise ValueError(must_be("folder", "a local folder", path, hint))
+    return path
+
+
 def split_chain(url: str) -> tuple[str, str, str]:
     """Return the first part of a chained URL, the mark "::" and the rest; both are empty for all others.
 

@@ -310,7 +310,7 @@ def _tree(url: str, filesystem: Any, root: str) -> _CopySource:
     found = dict(_walk(root)) if is_here else retried(lambda: filesystem.find(root, withdirs=True, detail=True))
     folders: set[str] = set()
     files: list[SourceFile] = []
-    by_folder: dict[str, list[str]] = defaultdict(list)  # files that are not hidden
+    by_folder = defaultdict(list)  # files that are not hidden
     for path, info in sorted(found.items()):
         name = str(path).removeprefix(root).strip("/")
         if not name or MARKERS & set(name.split("/")):

@@ -13,7 +13,6 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.pipe import a_datapipe
 from kdpipes.core.registry import register
 from kdpipes.core.secrets import masked
-from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.storage.access import Access, using
 from kdpipes.storage.files import reader_of, version_of
 from kdpipes.storage.urls import check_roots, identity_of, is_local, split_chain
@@ -151,7 +150,7 @@ def localize_files(
         >>> all(path.startswith("local/") for path in pipe)
         True
     """
-    source: IterDataPipe[Any] | MapDataPipe[Any] = a_datapipe(source_datapipe)
+    source = a_datapipe(source_datapipe)
     return source.map(FileLocalizer(local_root, global_root, storage_options=storage_options))
 
 

@@ -47,7 +47,7 @@ from kdpipes.storage.files import draft_of, read_url, replace_file
 from kdpipes.storage.jobs import check_workers, run_jobs
 from kdpipes.storage.records import HEADER, Header, WrittenSample, finished_index, part_name, read_header, write_part
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.storage.urls import is_local
+from kdpipes.storage.urls import is_local, local_folder
 from kdpipes.write.copy import locked_once
 from kdpipes.write.members import make_or_leave_out
 
@@ -143,12 +143,7 @@ def write_records(
         >>> kdp.open_records("raw")[0]["x"].shape
         (64, 64, 3)
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise TypeError(must_be("folder", "a path", folder))
-    path = os.fspath(folder).removeprefix("file://")
-    if not is_local(path):
-        hint = "Write here, and copy the folder; or write tars: `kdp.write_shards`."
-        raise ValueError(must_be("folder", "a local folder", path, hint))
+    path = local_folder(folder, "Write here, and copy the folder; or write tars: `kdp.write_shards`.")
     num_parts = check_count("num_parts", num_parts)
     check_workers(executor, num_workers)
     check_flag("shuffle", shuffle)
@@ -263,14 +258,14 @@ class _RecordItems:
     def __init__(self, source: MapPipe | Sequence[Any], encode: Encode | None, place: str, access: Access) -> None:
         self._access = access
         self._chain = source if isinstance(source, MapPipe) else None
-        self._items: Shared[Sequence[Any]] | None = None if isinstance(source, MapPipe) else Shared(source)
+        self._items = None if isinstance(source, MapPipe) else Shared(source)
         self.size = len(source)
         self._encode = None if encode is None else Callback("encode", encode)
         self._place = place
 
     def fingerprint(self) -> str:
         """Return a hash of the items and of `encode`."""
-        parts: list[Any] = [digest(None if self._encode is None else self._encode.function)]
+        parts = [digest(None if self._encode is None else self._encode.function)]
         if self._items is not None:
             parts.append(digest(self._items))
         if self._chain is not None:
@@ -281,7 +276,7 @@ class _RecordItems:
     def records(self, positions: Any, what: str) -> Iterator[WrittenSample]:
         """Yield the records of some positions, without those that `on_error` leaves out."""
         handler = None if self._chain is None else Chain.of(self._chain).error_handler()
-        listed: Mapping[str, str] = {} if handler is None else handler.listed()
+        listed = {} if handler is None else handler.listed()
         for place, position in shown_if_slow(enumerate(positions.tolist()), len(positions), what):
             if place % _PREFETCHED == 0 and self._chain is not None:
                 self._chain.prefetch(Order.of_next(positions[place : place + _PREFETCHED]))

@@ -184,7 +184,7 @@ def write_shards(
         check_count("max_samples", max_samples)
     if max_bytes is not None:
         check_count("max_bytes", max_bytes)
-    source: Any = gives_samples(pipe, "write_shards")
+    source = gives_samples(pipe, "write_shards")
     encoder = MemberEncoder(_field_names(pipe, fields), encode, extensions)
     recipe = _Recipe(source, encoder, None if key is None else Callback("key", key))
     is_stream = isinstance(pipe, IterDataPipe)

@@ -12,7 +12,7 @@ import webdataset
 
 import kdpipes as kdp
 from kdpipes.delivery.lanes import hash_of_sample
-from kdpipes.loader.receipt import Given
+from kdpipes.loader.receipt import StreamSamples
 from kdpipes.testing import verify_receipts
 from kdpipes.testing.checks import as_rank
 from tests.loader.test_receipt import run
@@ -171,7 +171,7 @@ def test_streams_that_repeat_samples_are_not_compared(urls: list[str]) -> None:
 
 
 def test_a_long_epoch_keeps_a_share_of_the_hashes() -> None:
-    given = Given()
+    given = StreamSamples()
     keys = np.frombuffer(b"".join(hash_of_sample(str(n)) for n in range(200_000)), "<u8")
     for start in range(0, len(keys), 100):
         given.add(keys[start : start + 100].tobytes())
