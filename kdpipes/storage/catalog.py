@@ -135,11 +135,11 @@ def _found_or_made(
             is_offline.set()
             _log.warning("%s. The local copies are used.", str(error).rstrip("."))
         return copy
-    found = current_index(url, version)
-    for damage in found.damage:
+    search = current_index(url, version)
+    for damage in search.damage:
         _log.warning("%s It is made anew.", damage)
-    if found.index is not None:
-        return found.index
+    if search.index is not None:
+        return search.index
     path = None if is_local(url) else copy_of(url, version)
     if path is not None:
         try:
@@ -244,19 +244,21 @@ def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str
 
 def _index_remote(url: str, version: Version, columns: Sequence[str]) -> ShardIndex:
     """Index a remote shard; if it arrives damaged, judging by its structure or its MD5, it is read again."""
-    due = md5_of(version)
-    seen = set[str]()
+    expected = md5_of(version)
+    digests = set[str]()
 
     def read() -> tuple[ShardIndex, str]:
         checksum = hashlib.md5(usedforsecurity=False)
-        return index_shard(url, version, columns=columns, checksum=checksum if due else None), checksum.hexdigest()
+        return index_shard(url, version, columns=columns, checksum=checksum if expected else None), checksum.hexdigest()
 
     for _ in range(_NUM_READINGS):
-        index, found = retried(read, num_tries=_NUM_READINGS, final=(FieldError,))
-        if due in (None, found) or found in seen:  # the same bytes twice: the tag is not a checksum
+        index, digest = retried(read, num_tries=_NUM_READINGS, final=(FieldError,))
+        if expected in (None, digest) or digest in digests:  # the same bytes twice: the tag is not a checksum
             return index
-        seen.add(found)
-    raise DataError(f"Shard {url!r} came damaged {_NUM_READINGS} times: its MD5 is {found}, and its tag says {due}.")
+        digests.add(digest)
+    raise DataError(
+        f"Shard {url!r} came damaged {_NUM_READINGS} times: its MD5 is {digest}, and its tag says {expected}."
+    )
 
 
 def index_beside(url: str) -> ShardIndex | None:
@@ -265,10 +267,10 @@ def index_beside(url: str) -> ShardIndex | None:
         version = version_of(url)
     except FileNotFoundError:
         return None
-    found = find_index(url, version, [index_url(url)])
-    for damage in found.damage:
+    search = find_index(url, version, [index_url(url)])
+    for damage in search.damage:
         _log.warning("%s The shard is taken for unfinished.", damage)
-    return found.index or next((index for index in found.others if _is_proven(index, url, version)), None)
+    return search.index or next((index for index in search.others if _is_proven(index, url, version)), None)
 
 
 def _is_proven(index: ShardIndex, url: str, version: Version) -> bool:
@@ -276,10 +278,10 @@ def _is_proven(index: ShardIndex, url: str, version: Version) -> bool:
     if index.version.size != version.size:
         return False
     try:
-        found = index_shard(url, version, with_checksums=True)
+        rebuilt = index_shard(url, version, with_checksums=True)
     except DataError:
         return False
-    return replace(found, version=index.version).to_bytes() == index.to_bytes()
+    return replace(rebuilt, version=index.version).to_bytes() == index.to_bytes()
 
 
 @dataclass(frozen=True)
@@ -310,10 +312,10 @@ def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSe
 
 def _seen(url: str, scan: bool) -> ShardSeen:
     version = version_of(url)
-    found = find_index(url, version)
-    if found.index is not None or not is_compressed(url, version):
-        index = index_shard(url, version) if found.index is None and scan else found.index
-        return ShardSeen(url, version.size, found.state, index)
+    search = find_index(url, version)
+    if search.index is not None or not is_compressed(url, version):
+        index = index_shard(url, version) if search.index is None and scan else search.index
+        return ShardSeen(url, version.size, search.state, index)
     builder = IndexBuilder()
     for group in read_members(url) if scan else ():
         add_sample(builder, group)

@@ -172,16 +172,16 @@ def _matching(pattern: str) -> list[str]:
     if not (_GLOB.search(pattern) and not Path(pattern).exists() if is_local(pattern) else "*" in pattern):
         return [pattern]
     if is_local(pattern):
-        found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - paths stay as they were given
+        files = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - paths stay as they were given
     else:
         with naming(pattern):
             filesystem, path = filesystem_of(pattern)
             rest = "".join(pattern.partition("::")[1:])
             names = in_time(lambda: filesystem.glob(path), pattern, _LISTING)
-            found = sorted(filesystem.unstrip_protocol(name) + rest for name in names)
-    if not found:
+            files = sorted(filesystem.unstrip_protocol(name) + rest for name in names)
+    if not files:
         raise FileNotFoundError(f"No file matches {masked(pattern)!r}.")
-    return found
+    return files
 
 
 def forget_listings(urls: Sequence[str]) -> None:
@@ -227,12 +227,12 @@ def list_versions(root: str) -> dict[str, Version]:
         find = partial(ask, filesystem, "find", root, detail=True, num_bytes=_LISTING)
         threads = Threads(min(_NUM_LISTED, len(folders)), "kdpipes-listing")
         coming = [threads.submit(partial(retried, partial(find, folder))) for folder in folders]
-        found = {str(entry["name"]): entry for entry in entries if entry["type"] != "directory"}
+        files = {str(entry["name"]): entry for entry in entries if entry["type"] != "directory"}
         for future in coming:
-            found.update(future.result())
-    if not found:
+            files.update(future.result())
+    if not files:
         raise FileNotFoundError(f"There is no folder {masked(root)!r}.")
-    return {str(file).removeprefix(path).lstrip("/"): stat_in(info).version for file, info in found.items()}
+    return {str(file).removeprefix(path).lstrip("/"): stat_in(info).version for file, info in files.items()}
 
 
 def list_folder(folder: str) -> dict[str, Version]:
@@ -240,8 +240,8 @@ def list_folder(folder: str) -> dict[str, Version]:
     with naming(folder):
         filesystem, path = filesystem_of(f"{folder}/")
         filesystem.invalidate_cache(path)
-        found = retried(lambda: ask(filesystem, "ls", folder, path, detail=True, num_bytes=_LISTING))
-    files = (entry for entry in found if entry["type"] != "directory")
+        entries = retried(lambda: ask(filesystem, "ls", folder, path, detail=True, num_bytes=_LISTING))
+    files = (entry for entry in entries if entry["type"] != "directory")
     return {str(entry["name"]).rpartition("/")[2]: stat_in(entry).version for entry in files}
 
 

@@ -165,9 +165,9 @@ async def _guarded_client(*, origin: str = "", **kwargs: Any) -> Any:
 
     class Resolver(aiohttp.DefaultResolver):  # type: ignore[misc, valid-type]
         async def resolve(self, host: str, *args: Any, **options: Any) -> list[Any]:
-            found: list[Any] = await super().resolve(host, *args, **options)
-            await check(host, [entry["host"] for entry in found])
-            return found
+            entries: list[Any] = await super().resolve(host, *args, **options)
+            await check(host, [entry["host"] for entry in entries])
+            return entries
 
     async def on_start(session: Any, context: Any, params: Any) -> None:
         host = params.url.host or ""
@@ -236,13 +236,13 @@ def check_hosts(
 
 
 def _privacy_of(address: str) -> int:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    found = _embedded_in(found) or found
-    if found.is_link_local or str(found) in _METADATA:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    ip = _embedded_in(ip) or ip
+    if ip.is_link_local or str(ip) in _METADATA:
         return _LINK_LOCAL
-    if found.is_loopback or found.is_unspecified:
+    if ip.is_loopback or ip.is_unspecified:
         return _LOOPBACK
-    return _PUBLIC if found.is_global else _PRIVATE
+    return _PUBLIC if ip.is_global else _PRIVATE
 
 
 def _embedded_in(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
@@ -256,10 +256,10 @@ def _embedded_in(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipad
 
 async def _addresses_of(host: str) -> list[str]:
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return [str(entry[4][0]) for entry in found]
+    return [str(entry[4][0]) for entry in entries]
 
 
 @dataclass
@@ -357,9 +357,9 @@ async def _read_http(filesystem: Any, url: str, wanted: Wanted) -> Response:
         wanted.check_head(is_part, known.get("Content-Range"), response.content_length)
         content = await _body(response.content.read, wanted)
         expected = None if is_part else known.get("Content-MD5")
-        found = b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode() if expected else None
-        if found != expected:
-            raise WrongResponseError(f"the body has the MD5 {found!r}, but its header says {expected!r}")
+        digest = b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode() if expected else None
+        if digest != expected:
+            raise WrongResponseError(f"the body has the MD5 {digest!r}, but its header says {expected!r}")
     return Response(content, _tag(known.get("ETag") or known.get("Last-Modified")))
 
 

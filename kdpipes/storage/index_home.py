@@ -98,12 +98,12 @@ class IndexFound:
 
 def current_index(url: str, version: Version) -> IndexFound:
     """Look for a shard's index as `find_index` does; one of a copy is kept, so that it need not be compared again."""
-    found = find_index(url, version)
-    if found.index is None or (version.tag and found.index.version == version):
-        return found
-    index = replace(found.index, version=version)
+    search = find_index(url, version)
+    if search.index is None or (version.tag and search.index.version == version):
+        return search
+    index = replace(search.index, version=version)
     keep(url, index)
-    return replace(found, index=index)
+    return replace(search, index=index)
 
 
 def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFound:
@@ -308,25 +308,25 @@ class KnownIndexes:
     @classmethod
     def of(cls, urls: Sequence[str]) -> KnownIndexes:
         """Look for indexes; only their versions are read."""
-        found = cls()
-        for folder, some in _by_folder(urls).items():
-            source = if_there(version_of, f"{folder}/{DATA_SET_INDEX}") if len(some) >= _FEW else None
-            is_cached = _FEW <= len(some) <= _CHECKED and all(map(os.path.exists, map(_cached_index, some)))
+        indexes = cls()
+        for folder, shards in _by_folder(urls).items():
+            source = if_there(version_of, f"{folder}/{DATA_SET_INDEX}") if len(shards) >= _FEW else None
+            is_cached = _FEW <= len(shards) <= _CHECKED and all(map(os.path.exists, map(_cached_index, shards)))
             if source is None and not is_cached:
                 continue
             try:
-                names = list_folder(folder) if len(some) <= _CHECKED else {}
+                names = list_folder(folder) if len(shards) <= _CHECKED else {}
             except (DataError, FileNotFoundError, NotImplementedError) as error:
                 _log.info("The shards in %s are not listed: %s", masked(folder), error)
                 continue
-            found.listed.update({url: names[name] for url in some if (name := url.rpartition("/")[2]) in names})
+            indexes.listed.update({url: names[name] for url in shards if (name := url.rpartition("/")[2]) in names})
             if source is None:
-                found.others.extend(some)
+                indexes.others.extend(shards)
             else:
-                found.objects[folder] = some
-                found.sources.append(source)
-                found.unlisted.update(some if len(some) > _CHECKED else ())
-        return found
+                indexes.objects[folder] = shards
+                indexes.sources.append(source)
+                indexes.unlisted.update(shards if len(shards) > _CHECKED else ())
+        return indexes
 
     def confirms(self, url: str, version: Version) -> bool:
         """Return whether a shard is known to be of a version."""
@@ -334,16 +334,16 @@ class KnownIndexes:
 
     def read(self) -> dict[str, ShardIndex]:
         """Return the indexes of shards that are confirmed."""
-        found: dict[str, ShardIndex] = {}
+        indexes: dict[str, ShardIndex] = {}
         for folder, urls in self.objects.items():
             try:
-                found.update(_indexes_in(read_url(f"{folder}/{DATA_SET_INDEX}"), urls))
+                indexes.update(_indexes_in(read_url(f"{folder}/{DATA_SET_INDEX}"), urls))
             except (DataError, tarfile.TarError, FileNotFoundError) as error:
                 _log.info("The index of the dataset in %s is not used: %s", masked(folder), error)
         for url in self.others:
             with suppress(DataError, OSError):
-                found[url] = ShardIndex.from_bytes(Path(_cached_index(url)).read_bytes(), url)
-        return {url: index for url, index in found.items() if self.confirms(url, index.version)}
+                indexes[url] = ShardIndex.from_bytes(Path(_cached_index(url)).read_bytes(), url)
+        return {url: index for url, index in indexes.items() if self.confirms(url, index.version)}
 
 
 def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, ShardIndex]]:
@@ -376,8 +376,8 @@ def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
 
 def _by_folder(urls: Iterable[str]) -> dict[str, list[str]]:
     """Return the remote shards of each folder that can be listed."""
-    found = defaultdict(list)
+    folders = defaultdict(list)
     for url in urls:
         if "://" in url and "::" not in url and not url.startswith("http") and "?" not in url:
-            found[url.rpartition("/")[0]].append(url)
-    return found
+            folders[url.rpartition("/")[0]].append(url)
+    return folders

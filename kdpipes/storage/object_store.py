@@ -129,15 +129,15 @@ class ObjectReader(FsspecReader):
 
     def _head(self, library: Any, client: Any, key: str) -> Stat | None:
         try:
-            found = library.head(client, key)
+            entry = library.head(client, key)
         except FileNotFoundError:
             return None  # perhaps a folder
-        return stat_in({"size": found["size"], "ETag": found["e_tag"], "LastModified": found["last_modified"]})
+        return stat_in({"size": entry["size"], "ETag": entry["e_tag"], "LastModified": entry["last_modified"]})
 
     def _get(self, library: Any, client: Any, key: str, wanted: Wanted) -> Response:
         options = None if wanted.stop is None else {"range": (wanted.start, wanted.stop)}
         try:
-            found = library.get(client, key, options=options)
+            result = library.get(client, key, options=options)
         except library.exceptions.GenericError as error:
             if "416 Range" in str(error):
                 return Response(b"")
@@ -145,9 +145,9 @@ class ObjectReader(FsspecReader):
                 raise NoRangesError(f"{wanted.most} bytes were requested, and the response is the whole file") from None
             raise
         if wanted.stop is None:
-            wanted.check_length(found.meta["size"])
+            wanted.check_length(result.meta["size"])
         kind = "tag" if self.kind == "s3" else self.kind
-        return Response(memoryview(found.bytes()), f"{kind}:{tag}" if (tag := found.meta["e_tag"]) else "")
+        return Response(memoryview(result.bytes()), f"{kind}:{tag}" if (tag := result.meta["e_tag"]) else "")
 
 
 def remote_reader(url: str, filesystem: Any, path: str) -> FsspecReader:
@@ -237,10 +237,10 @@ def _new_client(library: Any, kind: str, filesystem: Any, bucket: str, timeout: 
     store, known, read = _STORES[kind]
     if filesystem.storage_args or not options.keys() <= known | _WITHOUT_EFFECT:
         return None
-    found = read(filesystem, options, bucket)
-    if found is None:
+    access = read(filesystem, options, bucket)
+    if access is None:
         return None
-    is_plain = any(str(found.config.get(name, "")).startswith("http:") for name in ("endpoint", "base_url"))
+    is_plain = any(str(access.config.get(name, "")).startswith("http:") for name in ("endpoint", "base_url"))
     client_options = {"allow_http": is_plain, "timeout": timedelta(days=1)}
     if timeout is not None:
         limit = timedelta(seconds=timeout)
@@ -251,10 +251,10 @@ def _new_client(library: Any, kind: str, filesystem: Any, bucket: str, timeout: 
     try:
         client = getattr(library.stores, store)(
             bucket,
-            config=found.config,
+            config=access.config,
             client_options=client_options,
             retry_config={"max_retries": 0},  # `retries` has the one policy
-            credential_provider=found.provider,
+            credential_provider=access.provider,
         )
     except library.functions.exceptions.BaseError:  # such as a file of credentials of a kind that it does not know
         return None
@@ -354,8 +354,8 @@ def _azure_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Cli
     if tokens is not None:
 
         def provide() -> dict[str, Any]:
-            found = tokens.get_token(_AZURE_SCOPE)
-            return {"token": found.token, "expires_at": datetime.fromtimestamp(found.expires_on, timezone.utc)}
+            token = tokens.get_token(_AZURE_SCOPE)
+            return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, timezone.utc)}
 
         return _Client(config, provide)
     if key:

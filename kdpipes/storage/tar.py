@@ -345,12 +345,12 @@ def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
         return True
     start = offset - _HEADER
     stop = offset + (0 if places.values is None else size)
-    found = shard.read(start, stop)
-    digits = found[_SIZE_IN_HEADER].strip(b" \0")
+    content = shard.read(start, stop)
+    digits = content[_SIZE_IN_HEADER].strip(b" \0")
     is_plain = digits.isdigit()  # larger sizes than 8 GiB are in another notation
-    if len(found) < stop - start or (is_plain and int(digits, 8) != size):
+    if len(content) < stop - start or (is_plain and int(digits, 8) != size):
         return False
-    text = _text(found[_HEADER:])
+    text = _text(content[_HEADER:])
     return places.values is None or bool(INTEGER.fullmatch(text) and int(text) == places.values[sample])
 
 

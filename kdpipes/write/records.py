@@ -277,9 +277,9 @@ class _RecordItems:
         """Yield the records of some positions, without those that `on_error` leaves out."""
         handler = None if self._chain is None else Chain.of(self._chain).error_handler()
         listed = {} if handler is None else handler.listed()
-        for place, position in shown_if_slow(enumerate(positions.tolist()), len(positions), what):
-            if place % _PREFETCHED == 0 and self._chain is not None:
-                self._chain.prefetch(Order.of_next(positions[place : place + _PREFETCHED]))
+        for number, position in shown_if_slow(enumerate(positions.tolist()), len(positions), what):
+            if number % _PREFETCHED == 0 and self._chain is not None:
+                self._chain.prefetch(Order.of_next(positions[number : number + _PREFETCHED]))
             make = partial(self._record, position=position, listed=listed)
             fetch = partial(self._sample, position)
             is_indexed = self._chain is not None
