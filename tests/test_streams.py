@@ -121,7 +121,7 @@ def test_workers_of_a_sharding_filter_augment_on_their_own() -> None:
 
 def test_a_round_robin_dispatcher_shards_already() -> None:
     pipe = stream(4).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-    with pytest.raises(kdp.ChainError, match="`sharding_round_robin_dispatch` upstream does so as well"):
+    with pytest.raises(kdp.ChainError, match="`sharding_round_robin_dispatch` upstream shards it as well"):
         pipe.deal(batch_size=2)
 
 

@@ -179,7 +179,9 @@ class EqualBatching(Batching):
         if number is not None:
             self._num_batches, self.fixed_by = check_count("num_batches", number), "deal(num_batches=...)"
             if arguments.uneven != "keep":
-                raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
+                raise ValueError(
+                    "`uneven` has no effect with `num_batches`, because no batch is short then. Remove `uneven`."
+                )
         if not isinstance(arguments.shuffle, bool):
             self._shards = ByShard() if arguments.shuffle == "shards" else arguments.shuffle
 

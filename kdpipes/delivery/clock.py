@@ -1,4 +1,4 @@
-"""`EpochClock`, which says where a dealt chain or a loader stands in its epochs."""
+"""`EpochClock`: tracks the position of a dealt chain or a loader within its epochs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kdpipes.delivery.lanes import Cursors, merged
 
 
 class Progress(NamedTuple):
-    """How much of a batch is delivered with one of its items, or with its end.
+    """The progress within a batch, sent along with each of its items or with its end.
 
     Args:
-        offset: The number of items of the batch so far, if it may have more; 0 if the batch is over.
-        num_samples: The number of samples of the batch, with its first item.
-        cursors: The cursors of the lanes that the batch was made of, if the batch is over.
-        hashes: The hashes of the samples of a stream in the batch, with its first item.
+        offset: The number of items of the batch so far, if more may follow; 0 if the batch is complete.
+        num_samples: The number of samples in the batch; sent with its first item.
+        cursors: The cursors of the lanes from which the batch was made, if the batch is complete.
+        hashes: The hashes of the batch's samples, for a stream; sent with its first item.
     """
 
     offset: int = 0
@@ -30,12 +30,11 @@ class Position(NamedTuple):
 
     Args:
         epoch: The number of the epoch, from 0.
-        number: The number of the batch that is next, or that is being delivered; the number of the item, where nothing
-            is dealt.
-        offset: The number of items of that batch that have been delivered, where a batch becomes several items after
-            `deal`.
-        cursors: The cursors of the lanes of a stream, as far as they are known.
-        hashes: The hashes of the samples of a stream in the batch that the last item begins.
+        number: The number of the next batch, or of the one being delivered; without `deal`, the number of the item.
+        offset: The number of items of that batch already delivered, if pipes after `deal` split a batch into several
+            items.
+        cursors: The known cursors of the lanes of a stream.
+        hashes: The hashes of the samples in the batch whose first item was delivered last, for a stream.
     """
 
     epoch: int = 0
@@ -52,14 +51,14 @@ class Position(NamedTuple):
 
 
 class EpochClock(EpochCounter):
-    """Knows the current position, and where the next iteration begins.
+    """Tracks the current position and the start of the next iteration.
 
-    Each iteration is the next epoch, unless another epoch or position is chosen. The clock of a loader counts for the
-    user. The clock of `deal` counts where no loader of kdpipes runs the chain.
+    Each iteration is the next epoch, unless another epoch or position is chosen. A loader's clock counts the user's
+    iterations. The clock of `deal` counts when the chain runs without a kdpipes loader.
 
     Attributes:
-        continues: Whether an epoch begins at the cursors where the one before has ended.
-        is_fresh: Whether an epoch has begun, but no item of it has been requested.
+        continues: Whether an epoch begins at the cursors where the previous one ended.
+        is_fresh: Whether an epoch has begun, but no item has been requested yet.
         latest: The position after the last item of the last iteration.
         ahead: The positions after the items that pipes of the main process still hold.
     """
@@ -70,12 +69,12 @@ class EpochClock(EpochCounter):
         self.latest = Position()
         self.ahead: deque[Position] = deque()
         self._is_next = True  # the position is the start of the next iteration
-        self._start: Position | None = None  # a loaded state; it counts for its own epoch only
-        self._return: Position | None = None  # where an interrupted iterator goes on
+        self._start: Position | None = None  # from a loaded state; valid for its own epoch only
+        self._return: Position | None = None  # where an interrupted iterator continues
 
     @property
     def position(self) -> Position:
-        """The position that a state holds: after the last item, or where the next iteration was chosen to begin."""
+        """The position to save in a state: after the last item, or the chosen start of the next iteration."""
         return self.upcoming() if self._is_next else self.latest
 
     @property
@@ -92,14 +91,14 @@ class EpochClock(EpochCounter):
             return self._start
         if not self.continues or self.latest.epoch > epoch:
             return Position(epoch)
-        return Position(epoch, cursors=self.latest.cursors)  # also those of an epoch that was left early
+        return Position(epoch, cursors=self.latest.cursors)  # even if that epoch was abandoned
 
     def seeded(self) -> None:
         super().seeded()
         self._is_next = True
 
     def choose(self, epoch: int) -> None:
-        """Make `epoch` the next one in this process. A state that was loaded for it stays valid."""
+        """Make `epoch` the next one in this process. A state loaded for that epoch stays valid."""
         self.set(epoch)
         self._is_next, self.is_fresh = True, False
 
@@ -109,11 +108,11 @@ class EpochClock(EpochCounter):
         self._start, self._is_next, self.is_fresh = position, True, False
 
     def return_to(self, position: Position) -> None:
-        """Let the next iteration go on with an epoch that was interrupted; what was chosen since follows it."""
+        """Let the next iteration continue an interrupted epoch. An epoch chosen since then comes after it."""
         self._return, self.is_fresh = position, False
 
     def pass_over(self) -> None:
-        """Skip the rest of an epoch whose state was loaded, if nothing was delivered since."""
+        """Skip the rest of an epoch whose state was loaded, unless items have been delivered since."""
         if self._start is not None and self._start.number:
             self.skip(1)
             self._start, self._is_next = None, True
@@ -129,14 +128,14 @@ class EpochClock(EpochCounter):
         return self.latest
 
     def note(self, epoch: int, number: int, cursors: Cursors) -> None:
-        """Note that batch `number` of an epoch is next, and cursors that are known."""
+        """Record that batch `number` of an epoch comes next, and update the known cursors."""
         self.latest = Position(epoch, number, 0, merged(self.latest.cursors, cursors))
 
     def deliver(self, *, is_one_to_one: bool) -> Position:
-        """Note that an item is delivered, and return the position after it.
+        """Record the delivery of an item, and return the position after it.
 
         Args:
-            is_one_to_one: Whether the pipes of the main process give one item for each one that they take.
+            is_one_to_one: Whether the pipes of the main process yield exactly one item per input item.
         """
         if is_one_to_one:
             self.latest = self.ahead.popleft()
@@ -147,7 +146,7 @@ class EpochClock(EpochCounter):
         return self.latest
 
     def end(self, *, is_part: bool = False) -> int:
-        """Note that an epoch is over, and return its number; `is_part`: other workers may not have ended it yet."""
+        """Record the end of an epoch, and return its number; `is_part`: other workers may not have finished it yet."""
         epoch = self.latest.epoch
         self.latest = self.latest._replace(number=max(self.latest.number, 1)) if is_part else self.upcoming()
         return epoch

@@ -45,7 +45,7 @@ from kdpipes.delivery.layout import Layout, Sharding, Uneven, share_out
 from kdpipes.delivery.skipping import LEFT_OUT
 
 Split = Literal["auto", "samples"] | Lanes
-_DEFAULT_RANKS = 4  # to allow for without changing global batches, if the chain does not set it
+_DEFAULT_RANKS = 4  # the largest default of `max_ranks`
 
 
 @functional_pipe("deal", flavour="iter")
@@ -66,8 +66,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             number.
         global_batch_size: The number of samples in the batches of all ranks together. The number of ranks must divide
             it. Pass either this or `batch_size`.
-        shuffle: "shards": each epoch reads the shards of `stream_shards` in an order of its own; put
-            `.shuffle(buffer_size=...)` before `deal` to mix their samples, too. True is not for streams.
+        shuffle: "shards" reads the shards of `stream_shards` in a different order in each epoch. To mix their samples,
+            too, put `.shuffle(buffer_size=...)` before `deal`. True is not available for streams.
         num_batches: The number of batches of an epoch, for each rank. The next epoch continues where this one ended,
             even on an endless stream, and no batch is short. Each pass over the stream yields each sample once. A lane
             begins its next pass without waiting for longer lanes, so only with one lane or lanes of equal size is
@@ -76,22 +76,23 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         uneven: What to do with a batch that is short because a lane has ended: "keep" it; "pad" it with samples from
             the start of the lane, for which the field `is_padding` is True; or "drop" it, together with the samples
             that remain in the other lanes of the same global batch. The ranks of a process group must end an epoch
-            together, so lanes need "pad" or "drop" there, and `kdp.Loader`, in which the ranks agree on the end once
-            per round of all lanes.
-        split: `kdp.lanes(...)`: see above. "samples": every worker of every rank reads the whole stream, but loads the
-            fields of its own samples only. The batches follow the order of the stream for any number of workers and
-            ranks, but w workers on each of r ranks read, transfer and unpack all data w * r times. "auto" means
+            together. There, lanes need "pad" or "drop", and `kdp.Loader`, in which the ranks agree on the end once per
+            round of all lanes.
+        split: `kdp.lanes(...)` reads in lanes, as described above. With "samples", every worker of every rank reads the
+            whole stream, but loads only the fields of its own samples. The batches follow the order of the stream for
+            any number of workers and ranks, but w workers on each of r ranks read, transfer and unpack all data w * r
+            times. "auto" means
             `kdp.lanes()` if all sources of the chain are `stream_shards` and no pipe needs the whole stream, as
             `.repeat_until(min_size=...)` and `.oversample(mode="exact")` do. Otherwise, and if there are fewer shards
             than `max_ranks`, it means "samples".
-        ranks: "auto" gives each rank its part. The rank and the number of ranks are read when an epoch begins, from
+        ranks: "auto" gives each rank its share. The rank and the number of ranks are read when an epoch begins, from
             torch's process group, otherwise from `RANK` and `WORLD_SIZE`. 1 gives every rank all batches; use it for
             Accelerate's `prepare(DataLoader(...))` and transformers' Trainer, which split batches between ranks.
 
     Length: `num_batches`; without it, the number of batches of one rank, over all of its workers, if the source has a
         length and is split by samples.
 
-    Memory: for each lane that a worker runs, the samples of a batch, or the buffer of `.shuffle`, not loaded, and up to
+    Memory: For each lane that a worker runs, the unloaded samples of a batch or of the buffer of `.shuffle`, and up to
         36 MiB of a remote shard and the next one. Fewer lanes take less. If a stock pipe follows `select`, samples are
         loaded early, and `ordinal` and `is_padding` are not those of the delivered sample. Put `select` last.
 
@@ -101,12 +102,12 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         divides the number of lanes (or groups), until the first lane ends; after that, and with other numbers of
         workers, they give the same batches in another order.
 
-    Seed: `seed` alone decides; the seed of the loader is not used.
+    Seed: Only `seed` matters; the seed of the loader is not used.
 
     Raises:
-        ValueError: An argument is out of range. When an epoch begins, also if the ranks would not end together. When it
-            ends, also if a rank would get no samples (`split="samples"`).
-        ChainError: A pipe upstream shards already; `split=kdp.lanes(...)`, and the chain does not allow it.
+        ValueError: An argument is out of range. Raised at the start of an epoch if the ranks would not end together,
+            and at its end if a rank would get no samples (`split="samples"`).
+        ChainError: A pipe upstream shards already, or the chain does not allow `split=kdp.lanes(...)`.
     """
 
     def __init__(
@@ -129,9 +130,11 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self._set_lanes(split)
         self._num_batches = None if num_batches is None else check_count("num_batches", num_batches)
         if num_batches is not None and uneven != "keep":
-            raise ValueError("`uneven` cannot be used with `num_batches`, with which no batch is short. Remove it.")
+            raise ValueError(
+                "`uneven` has no effect with `num_batches`, because no batch is short then. Remove `uneven`."
+            )
         self._kept = KeptLanes()
-        self._has_warned = False  # that batches were dropped
+        self._has_warned = False  # about dropped batches
         self._configure(self._layout, shuffle, seed, ranks)
         self.clock.continues = num_batches is not None
         handler = Chain.of(self).error_handler()
@@ -198,10 +201,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return self.clock.continues or len(chain.sources) != 1 or chain.sources[0].traits.counts_whole or any(repeats)
 
     def num_planned(self) -> int | None:
-        """Return how many samples all ranks together get in an epoch, as far as that is known."""
+        """Return the number of samples in an epoch of all ranks together; None if it is unknown."""
         if self._num_batches is not None:
             return self._num_batches * self._layout.size_of(self.sharding().num_ranks)
-        # None also if a pipe may change how many samples the shards have.
+        # None if a pipe may change the number of samples.
         chain, shards = Chain.of(self.source), shards_behind(self.source)
         is_kept = all(
             (isinstance(node.pipe, Pipe) or node.traits.role == "order")
@@ -211,7 +214,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return shards.num_indexed() if self.uneven != "drop" and shards is not None and is_kept else None
 
     def lane_plan(self) -> LanePlan | None:
-        """Return the lanes of the epochs; None if every worker reads the whole stream, as with too few shards.
+        """Return the plan of the lanes; None if every worker reads the whole stream, for example with too few shards.
 
         Raises:
             ValueError: The number of ranks does not divide `max_ranks`.
@@ -232,17 +235,17 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return LanePlan(num_groups, num_pieces, size // num_pieces) if num_groups else None
 
     def batches_of(self, run: Run) -> Generator[tuple[Dealt, Callable[[], list[Any]]]]:
-        """Yield the batches of this worker's groups of lanes, turn by turn.
+        """Yield the batches of this worker's groups of lanes, round by round.
 
-        With `num_batches`, batch n of epoch e is batch e * num_batches + n of the lanes, which do not end. Group
-        n % num_groups is then that of the epoch, so that workers and ranks take turns as without it.
+        With `num_batches`, batch n of epoch e is batch e * num_batches + n of the lanes, which never end. Groups are
+        numbered within the epoch (n % num_groups), so that workers and ranks alternate as without `num_batches`.
         """
         plan = self.lane_plan() or LanePlan(1, 1, self._layout.size_of(run.sharding.num_ranks), is_whole=True)
         tail = [pipe.operation for pipe in tail_of(self.source)]
         tell, shared = self._agree_on_end(plan), self._shared_by(run, plan)
         begun = list[Shards]()
         lanes, cursors = self._lanes_of_epoch(run, plan, shared, begun)
-        too_short: list[int] = []  # the numbers of samples of lanes that are too short for one batch
+        too_short: list[int] = []  # the sample counts of lanes that are too short for one batch
         turns, has_ended = count(), False
         try:
             for number, place, taken in self._turns(run, plan, lanes, tell):
@@ -253,7 +256,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                     if self.uneven == "drop" and number < plan.num_groups:
                         too_short.append(min(map(len, taken)))
                     continue
-                if shared.num_workers == 1 and run.sharding.num_workers > 1:  # all of its workers read all lanes
+                if shared.num_workers == 1 and run.sharding.num_workers > 1:  # all workers read all lanes
                     turn = number if plan.is_whole else next(turns)
                     if turn % run.sharding.num_workers != run.sharding.worker:
                         continue
@@ -274,10 +277,10 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                     self._kept.close()
 
     def _shared_by(self, run: Run, plan: LanePlan) -> Sharding:
-        """Return the sharding by which lanes are read: that of the run, unless all workers or ranks read all lanes."""
+        """Return the sharding of the lanes: that of the run, unless all workers or ranks read all lanes."""
         sharding = run.sharding
-        # torchdata's MultiProcessingReadingService fails if one worker makes two batches more than another. There, as
-        # for a stream that is not cut, each worker reads all lanes, and makes every num_workers-th batch.
+        # torchdata's MultiProcessingReadingService fails if one worker yields two batches more than another. There, and
+        # for a stream without lanes, each worker reads all lanes, and makes every num_workers-th batch.
         is_of_torch = get_worker_info() is not None
         is_merged = is_of_torch or (self.monitor is not None and self.monitor.is_worker)
         if plan.is_whole or not is_merged:
@@ -289,7 +292,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def _turns(
         self, run: Run, plan: LanePlan, lanes: dict[int, list[Lane]], tell: Callable[[int, Any], None] | None
     ) -> Iterator[tuple[int, int, list[list[Any]]]]:
-        """Yield the number, the group, and the samples of each batch of some groups of lanes, until none is left."""
+        """Yield the number, group and samples of each batch of some groups of lanes, until no lane is left."""
         num_groups, limit, first = plan.num_groups, self._num_batches, run.start.number
         before = run.start.epoch * (limit or 0)
 
@@ -304,7 +307,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                     return
                 due = [number for number in due if number < limit]
             taken: dict[int, list[list[Any]]] = {}
-            if tell is not None:  # the ranks must know what each of them has before one makes a batch of this turn
+            if tell is not None:  # the ranks exchange their state before any makes a batch of this round
                 cursors = {lane.number: lane.cursor for group in lanes.values() for lane in group}
                 taken = {number: take(number) for number in due}
                 has = {lane.number: not lane.is_short(self.uneven) for group in lanes.values() for lane in group}
@@ -318,7 +321,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def _parts(
         self, run: Run, plan: LanePlan, batch: int, group: list[Lane], taken: list[list[Any]]
     ) -> list[tuple[Any, SampleKey]]:
-        """Return the samples of this rank in a batch, padded if need be, with their keys."""
+        """Return this rank's samples of a batch with their keys, padded if necessary."""
         parts: list[tuple[Any, SampleKey]] = []
         for lane, items in zip(group, taken, strict=True):
             start = batch * plan.batch_size + lane.number % plan.num_pieces * plan.piece_size
@@ -333,7 +336,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return parts[own.start : own.stop]
 
     def _warn_of_short(self, plan: LanePlan, too_short: list[int]) -> None:
-        """Warn once if lanes are too short for one batch, with the number of lanes or samples that would not be."""
+        """Warn once if lanes are too short for one batch, and suggest numbers that fit."""
         if self._has_warned or not (any(too_short) if plan.is_whole else too_short):
             return
         self._has_warned = True
@@ -358,7 +361,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     def _lanes_of_epoch(
         self, run: Run, plan: LanePlan, sharding: Sharding, begun: list[Shards]
     ) -> tuple[dict[int, list[Lane]], dict[int, Cursor]]:
-        """Return the lanes of this worker by their group in the epoch, and the known cursors of all lanes."""
+        """Return this worker's lanes, keyed by their group in the epoch, and the known cursors of all lanes."""
         cursors = dict(run.start.cursors)
         lanes: dict[int, list[Lane]] = {}
         if self._num_batches is None:
@@ -379,7 +382,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             lanes[group] = []
             for lane in plan.lanes_of(place, sharding):
                 at = cursors.get(lane)
-                if at is not None and at.num_batches > turn:  # an earlier epoch than the last one
+                if at is not None and at.num_batches > turn:  # an epoch before the last one
                     at = None
                     del cursors[lane]
                 same = kept.get(lane)
@@ -390,8 +393,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return lanes, cursors
 
     def _lane_in_passes(self, plan: LanePlan, number: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
-        """Return a lane that begins the next pass where one ends."""
-        # Kept lanes must not hold the pipe that holds them: the files of a cycle would not be closed in order.
+        """Return an endless lane that starts over at the end of each pass."""
+        # A weak reference avoids a reference cycle, whose files would not be closed in order.
         dealer = weakref.proxy(self)
 
         def begin(number_of_pass: int, cursor: Cursor | None) -> tuple[Iterator[Any], Shards | None]:
@@ -409,16 +412,16 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return Lane(number, passes, iter(()), plan.piece_size, passes.place, cursor, is_endless=True)
 
     def close_kept(self) -> None:
-        """Close the files that are kept open for the next epoch, which then opens its shards again."""
+        """Close the files kept open for the next epoch. That epoch then opens its shards again."""
         self._kept.close()
 
     def _agree_on_end(self, plan: LanePlan) -> Callable[[int, Any], None] | None:
-        """Return the function that reports to other ranks which lanes have ended; None if no rank waits for this one.
+        """Return the function that reports ended lanes to the other ranks; None if no rank waits for this one.
 
         Raises:
             ValueError: The ranks would wait for each other.
         """
-        # With `num_batches`, all ranks have as many, but report to each other where their lanes stand.
+        # With `num_batches`, all ranks have equally many batches, and only exchange the cursors of their lanes.
         ends = self._num_batches is None
         if not self.has_waiting_ranks() or (ends and plan.is_whole):
             return None
@@ -427,14 +430,14 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             monitor = None
         if ends and (self.uneven == "keep" or monitor is None):
             raise ValueError(
-                "Ranks that read lanes of their own have different numbers of samples, and would wait for each other "
+                "Ranks that read their own lanes have different numbers of samples, and would wait for each other "
                 'at the end. Use `deal(uneven="pad")` or `deal(uneven="drop")` in a `kdp.Loader`, or '
                 '`deal(split="samples")`.'
             )
         return None if monitor is None else monitor.report_turn
 
     def _lane(self, plan: LanePlan, number: int, epoch: int, cursor: Cursor | None, begun: list[Shards]) -> Lane:
-        """Return a lane, with a copy of the pipes upstream, and add its sources to `begun`: they start at once."""
+        """Return a lane with its own copy of the pipes upstream, start reading its sources, and add them to `begun`."""
         source = self.source if plan.is_whole else Chain.of(self.source).copy_streams()
         items = self._items(source, epoch, number, plan.num_lanes, cursor)
         if not plan.is_whole:
@@ -453,15 +456,15 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         )
 
     def _start_reading(self, source: Any, begun: list[Shards]) -> None:
-        """Start to read the first shard of each source, and add them to `begun`."""
-        if any(node.traits.role == "cache" for node in Chain.of(source)):  # with which nothing may be read
+        """Start reading the first shard of each source, and add the sources to `begun`."""
+        if any(node.traits.role == "cache" for node in Chain.of(source)):  # a cache may make reading unnecessary
             return
         for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
             shards.start_reading()
             begun.append(shards)
 
     def _endless(self, plan: LanePlan, number: int, epoch: int) -> Iterator[Any]:
-        """Yield a lane's samples again and again; those of the next lane that has any, if it has none."""
+        """Repeat a lane's samples endlessly; if it is empty, those of the next lane that is not."""
         num_empty = 0
         while num_empty < plan.num_lanes:
             source = self.source if plan.is_whole else Chain.of(self.source).copy_streams()
@@ -471,13 +474,13 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 yield item
             num_empty += is_empty
         raise DataError(
-            "The stream was empty when it was read again to pad the last batch: `uneven='keep'` needs no padding."
+            "The stream was empty when it was read again to pad the last batch. Use `uneven='keep'`, without padding."
         )
 
     def _items(
         self, source: Any, epoch: int, part: int = 0, num_parts: int = 1, cursor: Cursor | None = None
     ) -> Iterator[Any]:
-        """Return the items of a part of the stream, from a cursor on."""
+        """Return the items of a part of the stream, starting at a cursor."""
         seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
         seed_streams(reversed(Chain.of(source)), seed, epoch)
         for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
@@ -500,31 +503,31 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         return with_stream_keys(items, seed, epoch, start=0 if cursor is None else cursor.num_samples)
 
     def _gets_failures(self) -> bool:
-        """Return whether all samples pass from the first work pipe to this one as they are.
+        """Return whether only work pipes and shuffles lie between the first work pipe and this one.
 
-        Other pipes, such as users' own and those that read labels, might make something of a sample that has failed.
+        Other pipes, such as users' own and those that read labels, might process a failed sample.
         """
         chain = Chain.of(self)
         passing = takewhile(lambda node: isinstance(node.pipe, SampleMapper | Shuffler), chain.path()[1:])
         return {node for node in chain if node.operation is not None} <= set(passing)
 
     def _give_up(self, key: str, index: int, error: Exception) -> bool:
-        """Report the damage of a shard to the `on_error` of the current epoch, which a kept lane outlives."""
+        """Report a damaged shard to `on_error` for the current epoch, because a kept lane outlives its epoch."""
         run = self._run
         return run.skipper is not None and run.skipper.give_up(run.start.epoch, run.batch, key, index, error)
 
     def _prepare(self) -> None:
         if (shards := shards_behind(self)) is not None:
-            _ = shards.num_shards  # globs are written out once, for all workers alike
+            _ = shards.num_shards  # globs are expanded once, alike for all workers
 
     def _items_of(
         self, run: Run, dealt: Dealt, parts: list[tuple[Any, SampleKey]], tail: Sequence[Operation]
     ) -> list[Any]:
-        """Return the items of a batch, and note the samples for a receipt."""
+        """Return the items of a batch, and record its samples for a receipt."""
         items = None
         block = _stacked(parts) if tail else None
         if block is not None:
-            # If it raises an error, one sample after the other, so that the first one that fails raises its error.
+            # After an error, the samples are processed one by one, so that the first bad sample raises its own error.
             with suppress(Exception):
                 for operation in tail[:-1]:
                     operation.run(block)
@@ -558,9 +561,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
 
 
 def tail_of(source: Any) -> list[SampleMapperIterDataPipe]:
-    """Return the work pipes at the end of a stream that can work on many samples together, upstream first.
+    """Return the work pipes at the end of a stream that can process many samples at once, upstream first.
 
-    They must end in `select`. A pipe that is being profiled has a `samples` of its own, and is not among them.
+    They must end in `select`. A profiled pipe has its own `samples` and is not included.
     """
     pipes: list[SampleMapperIterDataPipe] = []
     pipe = source
@@ -571,7 +574,7 @@ def tail_of(source: Any) -> list[SampleMapperIterDataPipe]:
 
 
 def _stacked(parts: Sequence[tuple[Sample, SampleKey]]) -> Block | None:
-    """Return the samples of a batch as one block; None if they differ in their fields, or one of them has failed."""
+    """Return the samples of a batch as one block; None if their fields differ or a sample has failed."""
     for sample, sample_key in parts:
         sample.bind(sample_key)
     return stack([sample for sample, _ in parts]) if len(parts) > 1 else None

@@ -40,13 +40,13 @@ DealRanks = Literal["auto", 1]
 
 @dataclass(frozen=True)
 class Dealt:
-    """What is known of a batch before it is made.
+    """The description of a batch before its items are made.
 
     Args:
-        number: Among those of this rank.
+        number: The number of the batch among those of this rank.
         num_samples: The number of its samples.
-        cursors: Where the lanes that it was made of stand after it; empty where pipes upstream hold samples back.
-        hashes: What identifies the samples of a stream, 8 bytes each, as they are made; see `hash_of_sample`.
+        cursors: The cursors of its lanes after the batch; empty if pipes upstream buffer samples.
+        hashes: The hashes of the samples of a stream, 8 bytes each, added as they are made; see `hash_of_sample`.
     """
 
     number: int
@@ -56,12 +56,12 @@ class Dealt:
 
 
 class Monitor:
-    """Follows the batches that `deal` makes. This one logs samples that are left out, and sets them no limit.
+    """Follows the batches that `deal` makes. This base class logs skipped samples, and does not limit their number.
 
     Attributes:
-        banned: The reasons, by key, why samples are left out untried.
+        banned: The samples to skip without loading them: the reason for each key.
         seen: Called with each sample before it is loaded.
-        is_worker: Whether it is a worker of one of kdpipes' loaders, which merge the batches of lanes.
+        is_worker: Whether this is a worker of a kdpipes loader, which merges the batches of lanes.
     """
 
     banned: Mapping[str, str] = MappingProxyType({})
@@ -72,30 +72,30 @@ class Monitor:
         """Called before a batch is made."""
 
     def report_turn(self, number: int, lanes: Mapping[int, tuple[bool, Any]]) -> None:
-        """Called before the batches of each turn of the lanes if other ranks wait for this one.
+        """Called before the batches of each round of the lanes, if other ranks wait for this one.
 
         Args:
-            number: The number of the turn's first batch.
-            lanes: For each lane, whether it has samples for the turn, and its cursor before.
+            number: The number of the first batch of the round.
+            lanes: For each lane, whether it has samples for the round, and its cursor before the round.
         """
 
     def skip(self, skip: Skip) -> None:
-        """Called with each sample or shard that is left out."""
+        """Called for each skipped sample or shard."""
         skip.log()
 
 
 @dataclass
 class Run:
-    """What an iteration of `deal` needs.
+    """The state of one iteration of `deal`.
 
     Args:
-        start: Where it begins.
+        start: The position at which it begins.
         sharding: The rank and worker for which it makes batches.
-        skipper: Leaves out samples, if `on_error` allows it.
-        limits: What `on_error` allows, if no loader checks it.
-        batch: The number of the batch that is being read.
-        key: The random key of the batch that was yielded last.
-        is_empty: Whether it has given no batch so far.
+        skipper: Skips samples that fail, if the chain has `on_error`.
+        limits: The limits of `on_error`, unless a loader checks them.
+        batch: The number of the batch being read.
+        key: The random key of the batch yielded last.
+        is_empty: Whether no batch with items has been yielded so far.
     """
 
     start: Position
@@ -118,7 +118,7 @@ class Resumable(Streaming[Any]):
             dealer.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and the batch that come next: small plain data, fit for JSON.
+        """Return the next epoch and batch as a small dict that can be saved as JSON.
 
         In a worker of torchdata's StatefulDataLoader, this is the state of that worker's part.
 
@@ -128,11 +128,11 @@ class Resumable(Streaming[Any]):
         return state_of(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume the next iteration where `state_dict` was taken; later iterations are the epochs after it.
+        """Resume the next iteration where `state_dict` was taken. Later iterations are the epochs after that.
 
         Args:
             state_dict: The return value of `state_dict`.
-            strict: Whether the state of another chain is an error or only a warning.
+            strict: Whether the state of another chain raises an error; if False, it issues a warning.
 
         Raises:
             ValueError: The state belongs to another chain, and `strict` is True.
@@ -141,7 +141,7 @@ class Resumable(Streaming[Any]):
 
 
 class Dealer(Resumable):
-    """What both flavours share: the cut, the count of epochs, and which part of the batches is this copy's."""
+    """The common base of both flavours: batching, epochs, and this copy's share of the batches."""
 
     source: Any
     traits = Traits(role="deal", gives="batches")
@@ -161,7 +161,7 @@ class Dealer(Resumable):
         self._shuffle: Shuffle = "shards" if isinstance(shuffle, ByShard) else shuffle
         self._seed = check_seed(seed)
         self.clock = EpochClock()
-        self.known_pipes: list[str] | None = None  # the fingerprints, which `state_dict` reads once
+        self.known_pipes: list[str] | None = None  # the fingerprints, cached by `state_dict`
         self.monitor: Monitor | None = None  # a worker that follows the iteration
         self._run = Run(Position(), Sharding())  # the last one
         self._sharding = Sharding()  # for the last epoch begun
@@ -169,21 +169,21 @@ class Dealer(Resumable):
         self._is_in_group = False  # if the rank is fixed: whether ranks of a process group wait for each other
         self._dealt_by_workers: tuple[int, Ranks] | None = None  # process id, and the ranks of its workers
         if isinstance(self.source, Batcher | IndexedBatcher):
-            raise ChainError("`.deal()` takes samples, but `.batch()` upstream gives batches. Remove `.batch()`.")
+            raise ChainError("`.deal()` takes samples, but `.batch()` upstream yields batches. Remove `.batch()`.")
         sharder = next(filter(shards, Chain.of(self.source).pipes), None)
         if sharder is not None:
             raise ChainError(
-                f"`.deal()` shards, but `{pipe_name(sharder)}` upstream does so as well, and samples would be lost. "
-                "Remove it."
+                f"`.deal()` shards the chain, but `{pipe_name(sharder)}` upstream shards it as well, and samples would "
+                "be lost. Remove it."
             )
-        # From the second round on, random stock pipes draw as they like.
+        # From the second pass on, random stock pipes are not seeded.
         for cycler in Chain.of(self.source).pipes:
             if is_of_torchdata(cycler, "Cycler") and any(
                 isinstance(pipe, Seeded) and not isinstance(pipe, IterPipe) for pipe in Chain.of(cycler).pipes
             ):
                 raise ChainError(
-                    "`.cycle()` reads a random pipe again, each worker in another order: samples would be lost and "
-                    "duplicated. Use `.repeat_until(repetitions=...)` instead."
+                    "`.cycle()` reads a random pipe again, in a different order in each worker. Samples would be lost "
+                    "and duplicated. Use `.repeat_until(repetitions=...)` instead."
                 )
 
     def item_form(self) -> ItemForm | None:
@@ -192,7 +192,7 @@ class Dealer(Resumable):
     def apply_sharding(
         self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT
     ) -> None:
-        """Called by loaders: which of how many ranks or workers this copy is."""
+        """Called by loaders to set the rank or worker number of this copy, and their total number."""
         check_count("num_of_instances", num_of_instances)
         if sharding_group == SHARDING_PRIORITIES.DISTRIBUTED and self.is_for_all_ranks:
             return
@@ -211,18 +211,18 @@ class Dealer(Resumable):
         self._sharding = applied
 
     def sharding(self) -> Sharding:
-        """Return the rank and worker of this copy: the rank that a loader has fixed, else the current one."""
+        """Return the rank and worker of this copy. The rank is the one fixed by a loader, otherwise the current one."""
         if self._is_rank_fixed or self.is_for_all_ranks:
             return self._sharding
         rank, num_ranks = ranks_now()
         return replace(self._sharding, rank=rank, num_ranks=num_ranks)
 
     def ranks_of(self, ranks: Ranks) -> Ranks:
-        """Return the ranks to which the batches of an epoch were dealt that began with `ranks`."""
+        """Return the ranks that share the batches of an epoch, where `ranks` were the current ones when it began."""
         return self._sharding.ranks() if self._is_rank_fixed or self.is_for_all_ranks else ranks
 
     def fix_rank(self) -> None:
-        """Fix the current rank, also for copies of this pipe in other processes."""
+        """Fix the current rank for this pipe and its copies in other processes."""
         self._sharding = self._checked_sharding()
         self._is_rank_fixed, self._is_in_group = True, group_ranks() is not None
 
@@ -232,7 +232,7 @@ class Dealer(Resumable):
         return is_in_group and self.sharding().num_ranks > 1
 
     def _checked_sharding(self) -> Sharding:
-        """Return the sharding of the epoch that begins; raise ChainError if another library splits batches as well."""
+        """Return the sharding for a new epoch; raise ChainError if another library splits the batches as well."""
         sharding, info = self.sharding(), get_worker_info()
         if sharding.num_ranks > 1 and call_slot("is_shared_out_by_accelerate", self):
             raise ChainError(
@@ -243,24 +243,24 @@ class Dealer(Resumable):
             )
         if info is not None and info.num_workers > 1 and sharding.num_workers == 1 and holds(info.dataset, self):
             raise ChainError(
-                f"Each of the {info.num_workers} workers would give every batch: torch's DataLoader shards chains, but "
-                f"here a {type(info.dataset).__name__} holds the chain. Use `DataLoader(chain, batch_size=None)`, "
+                f"Each of the {info.num_workers} workers would yield every batch: torch's DataLoader shards chains, "
+                f"but here a {type(info.dataset).__name__} wraps the chain. Use `DataLoader(chain, batch_size=None)`, "
                 "`kdp.Loader(chain)` or `num_workers=0`."
             )
         return sharding
 
     def set_shuffle(self, shuffle: bool) -> None:
-        """Called by DataLoader with its argument `shuffle`; reject True, because the chain has an order of its own."""
+        """Called by DataLoader with its argument `shuffle`. True is an error, because `deal` defines the order."""
         # Without this method, torch would append a `.shuffle()` of whole batches.
         if shuffle:
-            hint = "The chain has its own order: use `deal(shuffle=True)`."
+            hint = "`deal` defines the order: use `deal(shuffle=True)`."
             raise ValueError(must_be("shuffle", "None", shuffle, hint))
 
     def set_seed(self, seed: int) -> Any:
         """Called by loaders at the start of an epoch. The order still comes from `deal(seed=...)`."""
         self.clock.seeded()
         self._prepare()
-        # Persistent workers of torch's DataLoader cannot change the ranks that they deal to.
+        # Persistent workers of torch's DataLoader cannot adapt to other ranks.
         ranks, process = self._checked_sharding().ranks(), os.getpid()
         if self._dealt_by_workers is not None and self._dealt_by_workers[0] == process:
             check_ranks(self._dealt_by_workers[1], ranks, NEW_LOADER)
@@ -268,18 +268,18 @@ class Dealer(Resumable):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0; a state that was loaded for it stays valid."""
+        """Make `epoch` the number of the next iteration, from 0. A state loaded for that epoch stays valid."""
         self.clock.choose(check_count("epoch", epoch, minimum=0))
 
     def close_kept(self) -> None:
-        """Close files that are kept open between epochs."""
+        """Close the files kept open between epochs."""
 
     def next_epoch(self) -> int:
         """Return the number of the next iteration."""
         return self.clock.peek()
 
     def stop_listening(self) -> None:
-        """Drop the monitor of an epoch, and what refers to it: a worker refers to this chain."""
+        """Drop the monitor of an epoch and all references to it, because a worker refers to this chain."""
         self.monitor, self._run = None, Run(Position(), Sharding())
 
     def whole_samples(
@@ -306,7 +306,7 @@ class Dealer(Resumable):
         for samples in dealer.iterate():
             if samples and not isinstance(samples[0], Sample):
                 raise ChainError(
-                    f"`deal` takes samples, but `{pipe_name(dealer.source)}` gives {type(samples[0]).__name__}. Put "
+                    f"`deal` takes samples, but `{pipe_name(dealer.source)}` yields {type(samples[0]).__name__}. Put "
                     "stock pipes before `.select()`."
                 )
             yield dealer.clock.position.number - 1, samples
@@ -317,9 +317,9 @@ class Dealer(Resumable):
             for dealt, make in batches:
                 if items := self._batch(run, dealt, make):
                     yield items
-        self.clock.end(is_part=get_worker_info() is not None)  # of torch's DataLoader
+        self.clock.end(is_part=get_worker_info() is not None)  # in torch's DataLoader
         is_only_part = run.sharding.num_ranks * run.sharding.num_workers == 1
-        if run.limits is not None and run.is_empty and is_only_part:  # one of several may get only bad samples
+        if run.limits is not None and run.is_empty and is_only_part:  # otherwise, this part may have only bad samples
             run.limits.end()
 
     def batches_of(self, run: Run) -> Generator[tuple[Dealt, Callable[[], Iterable[Any]]]]:
@@ -342,7 +342,7 @@ class Dealer(Resumable):
         return run
 
     def sizes(self) -> dict[str, Any]:
-        """Return the numbers, besides the identity, on which the batches depend."""
+        """Return the sizes on which the batches depend, besides the fingerprint."""
         return self._sizing.sizes(self.sharding().num_ranks)
 
     def row_size(self) -> int | None:
@@ -361,25 +361,25 @@ class Dealer(Resumable):
         return {**self.__dict__, "_run": Run(Position(), Sharding()), _STAMP: call_slot("stamp")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        call_slot("hold_dealt_chains")  # for a process that has made no chain itself
+        call_slot("hold_dealt_chains")  # for a process that has built no chain
         self.__dict__.update({name: value for name, value in state.items() if name != _STAMP})
         if _STAMP in state:
             call_slot("check_stamp", state[_STAMP])
 
     def _prepare(self) -> None:
-        """Compute what all copies of the chain need, before it is copied."""
+        """Compute values that all copies of the chain need, before it is copied."""
 
     @property
     def is_shuffled(self) -> bool:
-        """Whether samples come in another order in each epoch."""
+        """Whether each epoch has a different order."""
         return bool(self._shuffle)
 
     def batch_key(self) -> SampleKey:
-        """Return the random key of the batch that was yielded last."""
+        """Return the random key of the batch yielded last."""
         return self._run.key
 
     def _batch(self, run: Run, dealt: Dealt, make: Callable[[], Iterable[Any]]) -> Batch:
-        """Return the items that `make` returns for a batch, without those that are left out."""
+        """Return the items that `make` returns for a batch, without skipped ones."""
         if self.monitor is not None:
             self.monitor.begin_batch(dealt)
         sharding, now, batch = run.sharding, self.sharding(), dealt.number
@@ -402,14 +402,14 @@ class Dealer(Resumable):
 
 
 def item_of(run: Run, key: SampleKey, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
-    """Return `finish(fetch())`, or LEFT_OUT if it fails and `on_error` leaves it out."""
+    """Return `finish(fetch())`, or LEFT_OUT if that fails and `on_error` skips the sample."""
     if run.skipper is None:
         return finish(fetch())
     return run.skipper.make(key, batch, fetch, finish)
 
 
 def items_at_once(blocks: Sequence[Block], source: Any, seed: int, epoch: int) -> dict[int, Any]:
-    """Return the items of some blocks, by their numbers in the batch."""
+    """Return the items of some blocks, keyed by their number in the batch."""
     items: dict[int, Any] = {}
     try:
         with using_key(RowKey(seed, epoch)):
@@ -422,9 +422,9 @@ def items_at_once(blocks: Sequence[Block], source: Any, seed: int, epoch: int) -
 
 
 def fix_ranks(chain: Any) -> Ranks | None:
-    """Fix the current ranks in the pipes that shard a chain, before its copies are sent to workers, and return them.
+    """Fix the current ranks in the sharding pipes of a chain, before it is copied to workers, and return the ranks.
 
-    None means that they do not matter, with `deal(ranks=1)`.
+    Returns None if the ranks do not matter, as with `deal(ranks=1)`.
     """
     ranks, is_for_all_ranks = ranks_now(), False
     for pipe in Chain.of(chain).pipes:
@@ -437,5 +437,5 @@ def fix_ranks(chain: Any) -> Ranks | None:
 
 
 def holds(dataset: Any, pipe: Any) -> bool:
-    """Return whether a dataset is a chain with `pipe`, or another library's object that holds one."""
+    """Return whether a dataset is a chain that contains `pipe`, or another library's wrapper of one."""
     return any(pipe in Chain.of(held) for held in upstream_of(dataset))

@@ -1,4 +1,4 @@
-"""Where the indexes of shards lie: beside them, in the local cache, in one object per folder, and joined in a file."""
+"""The locations of shard indexes: beside shards, in the local cache, in one object per folder, or joined in a file."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from kdpipes.storage.tar import is_index_of
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
-_FEW = 2  # shards of a folder, fewer of which are opened by their own indexes
-_CHECKED = 4_000  # shards of a folder up to which a listing shows whether they have changed
+_FEW = 2  # the minimum number of shards in a folder to use its joint index
+_CHECKED = 4_000  # the maximum number of shards in a folder to check for changes with a listing
 _MAX_BYTES = 1 << 32  # of the local cache; joined indexes of 10^7 samples have several hundred MB
-_LARGEST_HEADER = 1 << 24  # bytes of an index besides its arrays
-_BETWEEN_SWEEPS = 64  # indexes kept between two sweeps of the local cache
+_LARGEST_HEADER = 1 << 24  # maximum bytes of an index besides its arrays
+_BETWEEN_SWEEPS = 64  # writes between two cleanups of the local cache
 _LONG_AGO_S = 24 * 3600.0
 IndexState = Literal["fresh", "stale", "damaged", "missing"]
 _num_kept = count()
@@ -51,9 +51,9 @@ _log = logger(__name__)
 
 
 def index_homes(url: str) -> list[str]:
-    """Return where the index of a shard may lie, in the order in which to look: beside it, and in the local cache.
+    """Return the possible locations of a shard's index in search order: beside the shard, and in the local cache.
 
-    Of a remote shard, the local cache comes first, which may save a request.
+    For a remote shard, the local cache comes first, because that may save a request.
 
     >>> index_homes("birds-000.tar")[0]
     'birds-000.tar.index'
@@ -63,7 +63,7 @@ def index_homes(url: str) -> list[str]:
 
 
 def index_url(url: str) -> str:
-    """Return the URL of the index of a shard, which lies beside it.
+    """Return the URL of the index beside a shard.
 
     >>> index_url("s3://bucket/birds-000.tar")
     's3://bucket/birds-000.tar.index'
@@ -75,7 +75,7 @@ def index_url(url: str) -> str:
 
 def _cached_index(url: str) -> str:
     """Return the path of a shard's index in the local cache."""
-    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links stay as they are
+    absolute = os.path.abspath(url) if is_local(url) else url  # noqa: PTH100 - links are not resolved
     return str(cache_folder("indexes") / f"{cached_name(absolute)}.index")
 
 
@@ -84,10 +84,11 @@ class IndexFound:
     """The index of a shard, beside it or in the local cache.
 
     Args:
-        state: "fresh": it describes the shard as it is now; "stale": another one; "damaged"; "missing".
-        index: If it is fresh. Its version may be that of the shard's original, of which shard and index are copies.
-        damage: Why existing indexes cannot be read.
-        others: The indexes of other shards.
+        state: "fresh" if it describes the current shard; "stale" if it describes another version or shard; "damaged" or
+            "missing".
+        index: The index, if it is fresh. If shard and index were copied, its version is that of the original shard.
+        damage: The errors of indexes that cannot be read.
+        others: The readable indexes that were not used.
     """
 
     state: IndexState
@@ -97,7 +98,7 @@ class IndexFound:
 
 
 def current_index(url: str, version: Version) -> IndexFound:
-    """Look for a shard's index as `find_index` does; one of a copy is kept, so that it need not be compared again."""
+    """Look for a shard's index as `find_index` does. That of a copied shard is cached to avoid comparing it again."""
     search = find_index(url, version)
     if search.index is None or (version.tag and search.index.version == version):
         return search
@@ -107,38 +108,38 @@ def current_index(url: str, version: Version) -> IndexFound:
 
 
 def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFound:
-    """Look for a shard's index beside it and in the local cache; nothing is written."""
+    """Look for a shard's index beside it and in the local cache, without writing."""
     indexes: list[tuple[str, ShardIndex]] = []
     damage: list[DataError] = []
-    # The shard holds the keys and columns of its index, too.
+    # The shard contains the keys and columns of its index.
     max_bytes = _LARGEST_HEADER + 2 * version.size if version.size >= 0 else MAX_BYTES
-    for place in homes or index_homes(url):
+    for home in homes or index_homes(url):
         try:
-            content = if_there(partial(read_url, max_bytes=max_bytes), place)
+            content = if_there(partial(read_url, max_bytes=max_bytes), home)
         except TooLargeError as error:
             damage.append(error)
             continue
         if content is None:
             continue
         try:
-            index = ShardIndex.from_bytes(content, place)
+            index = ShardIndex.from_bytes(content, home)
         except DataError as error:
             damage.append(error)
             continue
         if version.tag and index.version == version:
             return IndexFound("fresh", index, damage)
-        indexes.append((place, index))
-    fitting = (index for place, index in indexes if _may_fit(index.version, version, place, url))
+        indexes.append((home, index))
+    fitting = (index for home, index in indexes if _may_fit(index.version, version, home, url))
     fit = next((index for index in fitting if is_index_of(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
 
 
 def _may_fit(then: Version, now: Version, place: str, url: str) -> bool:
-    """Return whether an index may describe a shard that has another tag: if both were copied, it does.
+    """Return whether an index may describe a shard with a different tag, because both were copied.
 
-    An index that is older than its shard does not. Of two remote files nothing else can be compared without reading all
-    of the shard, so their dates must be known; local shards are compared as `is_index_of` does it.
+    An index older than its shard does not. Remote files cannot be compared further without reading the whole shard, so
+    their dates must be known. Local shards are compared by `is_index_of`.
     """
     if then.size != now.size:
         return False
@@ -158,7 +159,7 @@ def _is_newer(place: str, url: str) -> bool:
 
 
 def kept_index(url: str) -> ShardIndex | None:
-    """Return the index of a shard in the local cache, of whatever version of the shard; None if it has none."""
+    """Return the index of a shard, of any version, from the local cache; None if there is none."""
     content = if_there(read_url, _cached_index(url))
     try:
         return None if content is None else ShardIndex.from_bytes(content, url)
@@ -175,11 +176,11 @@ def keep(url: str, index: ShardIndex) -> None:
         if next(_num_kept) % _BETWEEN_SWEEPS == 0:
             remove_oldest(path.parent)
     except OSError as error:  # the cache may be read-only
-        _log.info("%s", masked(f"The index of {url} cannot be kept as {str(path)!r}: {error}"))
+        _log.info("%s", masked(f"The index of {url} cannot be cached as {str(path)!r}: {error}"))
 
 
 def keep_index(url: str, version: Version) -> None:
-    """Keep the index of a shard in the local cache, so that a copy of the shard opens without its storage."""
+    """Write the index of a shard to the local cache, so that a cached shard opens without its storage."""
     kept = kept_index(url)
     if kept is None or kept.version != version:
         index = find_index(url, version).index
@@ -189,10 +190,10 @@ def keep_index(url: str, version: Version) -> None:
 
 def put_index(url: str, index: ShardIndex) -> None:
     """Write an index beside its shard, or to the local cache if the storage is read-only."""
-    is_kept = Path(_cached_index(url)).exists()  # that one is looked at first
+    is_kept = Path(_cached_index(url)).exists()  # the cached index is read first
     try:
         write_url(index_url(url), index.to_bytes())
-    except Exception as error:  # of any file system, which may be read-only
+    except Exception as error:  # any file system; it may be read-only
         _log.info("%s", masked(f"The index of {url} cannot be written beside it: {error}"))
         is_kept = True
     if is_kept:
@@ -200,24 +201,24 @@ def put_index(url: str, index: ShardIndex) -> None:
 
 
 def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join: Callable[[], Catalog]) -> Catalog:
-    """Return the joined indexes of some shards: one process writes them to the local cache, and the others map them.
+    """Return the joined indexes of shards. One process writes them to the local cache, and others memory-map the file.
 
     Args:
         urls: The URLs of the shards.
-        is_current: Whether a catalog describes the shards as they are now. Processes that ask at the same time, such as
+        is_current: Returns whether a catalog describes the current shards. Processes that ask at the same time, such as
             the ranks of a job, wait for the first one and use its catalog.
-        join: Joins the indexes anew.
+        join: Joins the indexes again.
     """
     path = cache_folder("indexes") / f"{cached_name(urls[0], *map(identity_of, urls))}.joined"
     note = path.with_suffix(".seen")
     asked = time.time()
     with ExitStack() as stack:
-        # Other processes that open the same shards wait, and then map what this one has made. Without a lock, if the
-        # cache is read-only, each process joins the indexes for itself.
+        # Other processes that open the same shards wait, and then map the file of this one. If the cache is read-only,
+        # there is no lock, and each process joins the indexes itself.
         with suppress(OSError):
             make_cache_folder(path.parent)
             stack.enter_context(locked(path.with_suffix(".lock")))
-            # Drafts of processes that were killed while they held the lock.
+            # Remove drafts of processes that were killed while they held the lock.
             for draft in path.parent.glob(f".{path.name}.*.part"):
                 draft.unlink()
         joined: Catalog | None = None
@@ -232,18 +233,18 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
             try:
                 replace_file(path, joined.to_bytes())
                 joined = Catalog.from_file(path)
-            except OSError:  # without a note, so that other processes do not take an older file for this one
+            except OSError:  # without the note, so that others do not trust an older file
                 return joined
             with suppress(OSError):
                 remove_oldest(path.parent)
         with suppress(OSError):
-            os.utime(path)  # it is not one of the oldest
+            os.utime(path)  # protects it from `remove_oldest`
             replace_file(note, f"{socket.gethostname()} {time.time()}".encode())
         return joined
 
 
 def _is_seen_since(note: Path, asked: float) -> bool:
-    """Return whether another local process has found a catalog to be current since a time."""
+    """Return whether another local process has confirmed a catalog as current since a time."""
     with suppress(OSError, ValueError):
         host, _, seen = note.read_text(encoding="utf-8").rpartition(" ")
         return host == socket.gethostname() and float(seen) >= asked
@@ -251,9 +252,9 @@ def _is_seen_since(note: Path, asked: float) -> bool:
 
 
 def kept_indexes(folder: Path) -> list[tuple[float, int, Path]]:
-    """Return the files in the local cache of indexes: the time of the last use, the size in bytes and the path.
+    """Return the last use, the size in bytes and the path of each file in the local cache of indexes.
 
-    Drafts that killed processes left long ago are removed.
+    Old drafts of killed processes are removed.
     """
     files: list[tuple[float, int, Path]] = []
     for file in folder.iterdir():
@@ -267,7 +268,7 @@ def kept_indexes(folder: Path) -> list[tuple[float, int, Path]]:
 
 
 def remove_oldest(folder: Path) -> None:
-    """Remove the least recently used files from the local cache of indexes until it keeps to its limit."""
+    """Remove the least recently used files from the local cache of indexes until it is within its limit."""
     files = kept_indexes(folder)
     excess = sum(size for _, size, _ in files) - _MAX_BYTES
     for _, size, file in files[:-1]:
@@ -277,7 +278,7 @@ def remove_oldest(folder: Path) -> None:
 
 
 def forget_joined() -> None:
-    """Remove all joined indexes from the local cache: indexes beside shards have changed, but not the shards."""
+    """Remove all joined indexes from the local cache, after indexes beside unchanged shards have changed."""
     for path in cache_folder("indexes").glob("*.joined"):
         with suppress(OSError):
             path.unlink()
@@ -285,17 +286,17 @@ def forget_joined() -> None:
 
 @dataclass(frozen=True)
 class KnownIndexes:
-    """The indexes of remote shards that need no request for each shard.
+    """The indexes of remote shards that can be read without one request per shard.
 
-    They are in the object with all indexes of a folder, or in the local cache. A listing of the folder confirms that
-    they describe the shards as they are now. A folder with very many shards is not listed: the members that are read
-    are verified instead.
+    They are in an object with all indexes of a folder, or in the local cache. A listing of the folder confirms that
+    they describe the current shards. A folder with very many shards is not listed; instead, members are verified when
+    they are read.
 
     Args:
-        objects: The folders that have an object, with their shards.
+        objects: The shards of each folder that has such an object.
         others: The shards of other folders, whose indexes are all in the local cache.
-        listed: The versions of the shards in listings. Some file systems list other tags than they give for one file.
-        unlisted: The shards that are taken for what their object describes.
+        listed: The versions of the shards in listings. Some file systems list tags that differ from those of a stat.
+        unlisted: The shards that are assumed to be those that their object describes.
         sources: The versions of the objects.
     """
 
@@ -307,7 +308,7 @@ class KnownIndexes:
 
     @classmethod
     def of(cls, urls: Sequence[str]) -> KnownIndexes:
-        """Look for indexes; only their versions are read."""
+        """Look for indexes without reading them."""
         indexes = cls()
         for folder, shards in _by_folder(urls).items():
             source = if_there(version_of, f"{folder}/{DATA_SET_INDEX}") if len(shards) >= _FEW else None
@@ -329,11 +330,11 @@ class KnownIndexes:
         return indexes
 
     def confirms(self, url: str, version: Version) -> bool:
-        """Return whether a shard is known to be of a version."""
+        """Return whether a shard is known to have a version."""
         return url in self.unlisted or (bool(version.tag) and self.listed.get(url) == version)
 
     def read(self) -> dict[str, ShardIndex]:
-        """Return the indexes of shards that are confirmed."""
+        """Return the confirmed indexes."""
         indexes: dict[str, ShardIndex] = {}
         for folder, urls in self.objects.items():
             try:
@@ -357,8 +358,8 @@ def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, Shar
 
 
 def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
-    """Write the indexes of remote shards into one object for each folder, and return the URLs of the objects."""
-    written = []
+    """Write the indexes of remote shards into one object per folder, and return the URLs of the objects."""
+    objects = []
     for folder, urls in _by_folder(indexes).items():
         if len(urls) < _FEW:
             continue
@@ -369,13 +370,13 @@ def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
                 entry = tarfile.TarInfo(f"{url.rpartition('/')[2]}.index")
                 entry.size = len(content)
                 tar.addfile(entry, io.BytesIO(content))
-        written.append(f"{folder}/{DATA_SET_INDEX}")
-        write_url(written[-1], file.getvalue())
-    return written
+        objects.append(f"{folder}/{DATA_SET_INDEX}")
+        write_url(objects[-1], file.getvalue())
+    return objects
 
 
 def _by_folder(urls: Iterable[str]) -> dict[str, list[str]]:
-    """Return the remote shards of each folder that can be listed."""
+    """Group remote shards by folder, without those in folders that cannot be listed."""
     folders = defaultdict(list)
     for url in urls:
         if "://" in url and "::" not in url and not url.startswith("http") and "?" not in url:

@@ -1,4 +1,4 @@
-"""What a reader of a file returns: its version and date, and bytes that are those that were requested."""
+"""The interface of file readers, and checks that responses contain the requested bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from kdpipes.storage.retries import NoRangesError, TooLargeError, WrongResponseError
 
-Content = bytes | memoryview  # a view of the memory of the library that has read it, where that saves a copy
+Content = bytes | memoryview  # a view of the library's memory if that saves a copy
 MAX_BYTES = 1 << 31  # of a file that is read whole
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
 _MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
@@ -20,7 +20,7 @@ _TAGS = ("ETag", "etag", "generation", "md5Hash", "crc32c", *_DATES)
 
 
 class Version(NamedTuple):
-    """What distinguishes the contents of a file from earlier ones.
+    """The version of a file: distinguishes its content from earlier ones.
 
     Args:
         size: The size in bytes; -1 if it is unknown.
@@ -32,17 +32,17 @@ class Version(NamedTuple):
 
 
 def md5_of(version: Version) -> str | None:
-    """Return the MD5 of a file, in hexadecimal, if its tag may be that: the ETag of an object uploaded in one piece."""
-    return found[1] if (found := _MD5.fullmatch(version.tag)) else None
+    """Return the hexadecimal MD5 of a file if its tag may be one: the ETag of an object uploaded in one piece."""
+    return match[1] if (match := _MD5.fullmatch(version.tag)) else None
 
 
 class Stat(NamedTuple):
-    """What storage says of a file.
+    """The metadata of a file.
 
     Args:
         version: Its version.
-        modified: When it was changed last, in seconds since 1970; None if that is unknown.
-        has_ranges: Whether a part of it costs one request, and no reading of what comes before.
+        modified: The time of its last change, in seconds since 1970; None if it is unknown.
+        has_ranges: Whether a range takes a single request, without reading the bytes before it.
     """
 
     version: Version
@@ -51,7 +51,7 @@ class Stat(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The bytes of a file from `start` up to `stop`; without `stop` a whole file, of at most `max_bytes`."""
+    """A request for the bytes from `start` to `stop`, or without `stop`, for a whole file of at most `max_bytes`."""
 
     start: int = 0
     stop: int | None = None
@@ -64,37 +64,37 @@ class Wanted(NamedTuple):
 
     @property
     def range_header(self) -> dict[str, str]:
-        """The header of a request for a range."""
+        """The `Range` header of the request; empty for a whole file."""
         return {} if self.stop is None else {"Range": f"bytes={self.start}-{self.stop - 1}"}
 
     def check_head(self, is_part: bool, content_range: str | None, length: int | None) -> None:
-        """Raise an error if the headers name other bytes than those requested."""
+        """Raise an error if the headers describe bytes other than those requested."""
         if self.stop is not None and not is_part and (self.start or (length or 0) > self.most):
-            raise NoRangesError(f"{self.most} bytes were requested, and the response is the whole file")
-        found = _CONTENT_RANGE.match(content_range or "") if is_part else None
-        if found is not None and int(found[1]) != self.start:
+            raise NoRangesError(f"{self.most} bytes were requested, but the response is the whole file")
+        match = _CONTENT_RANGE.match(content_range or "") if is_part else None
+        if match is not None and int(match[1]) != self.start:
             raise WrongResponseError(f"bytes from {self.start} on were requested, but {content_range!r} was returned")
         self.check_length(length or 0)
 
     def check_length(self, length: int) -> None:
-        """Raise if a body is longer than it may be."""
+        """Raise an error if a body is too long."""
         if length <= self.most:
             return
         if self.stop is not None:
-            raise NoRangesError(f"{self.most} bytes were requested, and more came")
-        raise TooLargeError(f"it has more than {self.max_bytes:,} bytes, which is too much for a file of its kind")
+            raise NoRangesError(f"{self.most} bytes were requested, but more arrived")
+        raise TooLargeError(f"it has more than {self.max_bytes:,} bytes, too many for a file of its kind")
 
 
 WHOLE = Wanted()
 
 
 class Response(NamedTuple):
-    """The bytes of a response, and the version of the file that its headers state.
+    """The bytes of a response, and the tag of the file in its headers.
 
     Args:
         content: The bytes.
-        tag: As in `Version`, its ETag or the date of its last change; empty if it has neither. Of storage whose
-            responses and listings have different ones, it begins with another word, and cannot be compared.
+        tag: As in `Version`, the ETag or the date of the last change; empty if the response has neither. If responses
+            and listings of a storage have different tags, it begins with another word and is not comparable.
     """
 
     content: Content
@@ -105,14 +105,14 @@ class Reader(Protocol):
     """One file of any storage. Each call is a single attempt: `retried` repeats it, and `naming` names the file."""
 
     def read(self, wanted: Wanted = WHOLE) -> Response:
-        """Return bytes of the file, all of it by default; fewer at its end."""
+        """Return bytes of the file, by default all of them; fewer at the end of the file."""
 
     def stream(self, start: int = 0) -> IO[bytes]:
-        """Open the file, to be read front to back from an offset on."""
+        """Open the file for sequential reading from an offset."""
 
 
 def stat_in(info: Mapping[str, Any]) -> Stat:
-    """Return what the entry of a file in a remote file system says."""
+    """Convert the entry of a file in a remote file system to a Stat."""
     tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
     version = Version(-1 if info["size"] is None else int(info["size"]), f"tag:{tag}" if tag else "")
     dates = (_seconds(info[name]) for name in _DATES if info.get(name))
@@ -120,7 +120,7 @@ def stat_in(info: Mapping[str, Any]) -> Stat:
 
 
 def _seconds(date: Any) -> float | None:
-    """Return a date of a remote file system, which may be a number, a `datetime` or a text, in seconds since 1970."""
+    """Convert a date of a remote file system (a number, a `datetime` or a string) to seconds since 1970."""
     with suppress(ValueError, TypeError):
         if isinstance(date, str):
             is_iso = date[:1].isdigit()
@@ -130,7 +130,7 @@ def _seconds(date: Any) -> float | None:
 
 
 def is_other(tag: str, expected: str) -> bool:
-    """Return whether a response's tag belongs to another version than a tag that is known; False if that is unknown.
+    """Return whether a response's tag differs from the expected one; False if they cannot be compared.
 
     >>> is_other('tag:"a"', 'tag:"b"'), is_other('tag:"a"', "tag:Sat, 25 Nov 2026"), is_other("", 'tag:"b"')
     (True, False, False)

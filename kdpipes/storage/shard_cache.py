@@ -1,4 +1,4 @@
-"""Whole remote shards kept on this machine: downloaded ahead of need, shared by processes, limited in size."""
+"""A local cache of whole remote shards: prefetched, shared by processes, limited in size."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from kdpipes.storage.index_home import keep_index
 from kdpipes.storage.readers import Version, md5_of
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 
-AT_ONCE = 16  # how many shards an order may go through side by side
-_NUM_HELD = 2  # shards that stay open in a process between reads, and so cannot be removed by others: at least
+AT_ONCE = 16  # the maximum number of shards read side by side
+_NUM_HELD = 2  # the minimum number of shards that a process keeps open, which other processes cannot remove
 _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
 _WHOLE = ".tar"
 _PART = ".part"
@@ -53,17 +53,17 @@ _log = logger(__name__)
 
 
 class ShardCache:
-    """Whole shards in a folder, shared with all local processes that use the same one.
+    """Whole shards in a folder, shared by all local processes that use this folder.
 
-    One process downloads a shard, and another one resumes it if that process is killed; others can read it when it is
-    complete and verified. Room is made by removing shards that no process is reading: first those that are not in the
-    expected order, then those that it needs last. Safe for threads and for forked processes; a copy uses the same
-    folder.
+    One process downloads a shard; if it is killed, another process resumes the download. Other processes can read the
+    shard once it is complete and verified. To make room, shards that no process is reading are removed: first those
+    outside the expected order, then those needed furthest in the future. Safe for threads and forked processes; copies
+    use the same folder.
 
     Args:
-        folder: The folder; None is `shards` in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`).
-        max_bytes: The maximum size of the cache, with unfinished shards; None is half of what is free there.
-        num_ahead: The number of shards to download ahead of the one that is read.
+        folder: The folder; None means `shards` in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`).
+        max_bytes: The maximum size of the cache, including unfinished shards; None means half of the free space.
+        num_ahead: The number of shards to download ahead of the one being read.
     """
 
     def __init__(self, folder: str | None = None, max_bytes: int | None = None, num_ahead: int = 2) -> None:
@@ -87,7 +87,7 @@ class ShardCache:
             self._end.detach()
 
     def takes(self, shard: Shard, num_bytes: int | None = None) -> bool:
-        """Return whether a shard, or `num_bytes` that are needed at the same time, can be kept, as far as is known."""
+        """Return whether the cache probably has room for a shard, or for `num_bytes` needed at the same time."""
         fetcher = self._fetcher()
         needed = shard.version.size if num_bytes is None else num_bytes
         try:
@@ -102,9 +102,9 @@ class ShardCache:
         return CAN_HOLD and self._fetcher().folder.has(shard)
 
     def path_of(self, shard: Shard, *, fetches: bool) -> str | None:
-        """Return the path of a shard in the cache, or None if it is not there.
+        """Return the path of a shard in the cache; None if it is missing.
 
-        With `fetches`, the shard is downloaded first if it is missing; None then means that it could not be cached, or
+        With `fetches`, a missing shard is downloaded first; None then means that it could not be cached, or that it
         has been replaced in storage.
         """
         try:
@@ -114,9 +114,9 @@ class ShardCache:
         return None if file is None else str(file.path)
 
     def expect(self, shards: Sequence[Shard], untils: Sequence[int] | None = None) -> None:
-        """Set the order in which an epoch that begins needs shards, and start to download the first ones.
+        """Set the order in which a new epoch needs shards, and start downloading the first ones.
 
-        A shard that is needed again later appears again; for `untils` see `NeededShards`.
+        A shard that is needed several times appears several times. For `untils`, see `NeededShards`.
         """
         fetcher = self._fetcher()
         fetcher.failure = None
@@ -124,23 +124,23 @@ class ShardCache:
         self.prefetch(shards, untils)
 
     def prefetch(self, shards: Sequence[Shard], untils: Sequence[int] | None = None) -> None:
-        """Set which shards will be read soon, where the order of the epoch is not known."""
+        """Set the shards that will be read soon, if the order of the whole epoch is unknown."""
         fetcher = self._fetcher()
         fetcher.order = NeededShards(shards, untils)
         if self._is_able(fetcher):
             fetcher.look_ahead()
 
     def read(self, shard: Shard, offset: int, size: int, *, fetches: bool = True) -> bytes | None:
-        """Return bytes of a shard; None if it is not in the cache and cannot be, or is too short.
+        """Return bytes of a shard; None if it is missing and cannot be cached, or if it is too short.
 
-        If `fetches`, a missing shard is downloaded. Raises ReplacedError if it has been replaced.
+        With `fetches`, a missing shard is downloaded first. Raises ReplacedError if it has been replaced in storage.
         """
         file = self._file(shard, fetches=fetches)
         content = None if file is None else pread(file.descriptor, size, offset)
         return content if content is None or len(content) == size else None
 
     def repair(self, shard: Shard, offset: int, content: bytes) -> None:
-        """Write some bytes of a shard again that have been damaged."""
+        """Overwrite damaged bytes of a shard."""
         try:
             self._fetcher().folder.repair(shard, offset, content)
         except OSError as error:  # the folder may be read-only
@@ -156,12 +156,12 @@ class ShardCache:
             is_wanted = fetches and self.takes(shard)
             file = fetcher.file_of(shard, fetches=is_wanted)
             if file is None and is_wanted and fetcher.order.need(shard.name) is not None:
-                fetcher.rejected.add(shard.name)  # in this epoch: all shards in the cache are needed sooner
+                fetcher.rejected.add(shard.name)  # for this epoch: all cached shards are needed sooner
             return file
         except ReplacedError:
             raise
-        except DataError as error:  # reading single members may still work
-            _log.warning("%s Its members are read one by one.", error)
+        except DataError as error:  # reading individual members may still work
+            _log.warning("%s Its members are read individually.", error)
             fetcher.rejected.add(shard.name)
         except OSError as error:
             fetcher.failure = error
@@ -173,8 +173,8 @@ class ShardCache:
             fetcher.failure = OSError("files cannot be locked on this system")
         if fetcher.failure is not None and not self._has_warned:
             self._has_warned = True
-            text = f"Shards cannot be kept in {str(fetcher.folder.path)!r}: {fetcher.failure}. Members are read alone."
-            warn(text)
+            path = str(fetcher.folder.path)
+            warn(f"Shards cannot be cached in {path!r}: {fetcher.failure}. Members are read individually.")
         return fetcher.failure is None
 
     def _fetcher(self) -> _Fetcher:
@@ -188,17 +188,17 @@ class ShardCache:
 
 
 class _Fetcher:
-    """The state of a cache in one process: open shards, threads, and the order of need.
+    """The state of a cache in one process: open shards, the download thread, and the expected order.
 
-    The thread that downloads ahead refers to this object and not to the cache, so that the cache can be dropped while
-    it works.
+    The download thread refers to this object and not to the cache, so that the cache can be garbage-collected while
+    the thread runs.
     """
 
     def __init__(self, folder: ShardFolder, num_ahead: int) -> None:
         self.folder = folder
         self.order = NeededShards()
-        self.failure: OSError | None = None  # of the local disk: nothing more is downloaded
-        self.rejected: set[str] = set()  # shards whose storage fails, or that have no room in this epoch
+        self.failure: OSError | None = None  # of the local disk: ends all downloads
+        self.rejected: set[str] = set()  # shards whose storage fails, or that do not fit in this epoch
         self._num_ahead = num_ahead
         self._lock = threading.Lock()
         self._held: OrderedDict[str, HeldFile] = OrderedDict()
@@ -206,11 +206,11 @@ class _Fetcher:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Let the thread end after the bytes that it is reading."""
+        """Stop the thread after the chunk that it is downloading."""
         self._is_stopped = True
 
     def file_of(self, shard: Shard, *, fetches: bool) -> HeldFile | None:
-        """Return the file of a shard, held; if `fetches`, it is downloaded first where needed."""
+        """Return the held file of a shard. With `fetches`, a missing shard is downloaded first."""
         with self._lock:
             file = self._held.get(shard.name)
             if file is not None:
@@ -218,7 +218,7 @@ class _Fetcher:
                 return file
         file = self._fetched(shard, waits=True) if fetches else self.folder.find(shard)
         if file is not None:
-            # Shards that are read side by side stay open, if there is room for twice as many.
+            # Shards that are read side by side stay open if the cache has room for twice as many.
             number = min(self.order.num_at_once, AT_ONCE)
             is_roomy = 2 * number * shard.version.size <= self.folder.max_bytes()
             with self._lock:
@@ -228,7 +228,7 @@ class _Fetcher:
         return file
 
     def look_ahead(self) -> None:
-        """Start a thread that downloads the shards that are needed next, unless one is running."""
+        """Start a thread that downloads the next shards, unless one is running."""
         with self._lock:
             is_idle = self._downloads is None or self._downloads.done()
             if is_idle and self._due(set()) is not None:
@@ -245,7 +245,7 @@ class _Fetcher:
             tried.add(shard.name)
             try:
                 self._fetched(shard, waits=False)
-            except DataError as error:  # the thread that needs it will raise it
+            except DataError as error:  # the thread that needs the shard will raise the error
                 _log.info("%s", error)
             except OSError as error:
                 self.failure = error
@@ -253,12 +253,12 @@ class _Fetcher:
     def _due(self, tried: set[str]) -> Shard | None:
         if self._is_stopped or self.failure is not None:
             return None
-        due = (shard for shard in self.order.ahead(self._num_ahead) if shard.name not in self.rejected | tried)
-        return next((shard for shard in due if not self.folder.has(shard)), None)
+        missing = (shard for shard in self.order.ahead(self._num_ahead) if shard.name not in self.rejected | tried)
+        return next((shard for shard in missing if not self.folder.has(shard)), None)
 
     def _fetched(self, shard: Shard, *, waits: bool) -> HeldFile | None:
         def expendable(entries: list[StoredFile]) -> Iterator[StoredFile]:
-            """Yield files that may be removed: unneeded ones, then those needed after the shard, last ones first."""
+            """Yield eviction candidates: unneeded files first, then those needed furthest in the future."""
             needs = [(self.order.need(entry.name), entry) for entry in entries]
             latest = self.order.need(shard.name)
             unneeded = sorted((entry for need, entry in needs if need is None), key=lambda entry: entry.used)
@@ -273,73 +273,73 @@ class _Fetcher:
     def _download(self, shard: Shard, file: HeldFile) -> bool:
         is_whole = download(shard, file, lambda: not self._is_stopped)
         if is_whole:
-            # The shard is usable even if its index cannot be kept. A thread keeps it, because the traceback of an error
-            # here would keep the file open.
+            # The shard is usable even if its index cannot be cached. This happens in a thread, because here the
+            # traceback of an error would keep the file open.
             Threads(1, "kdpipes-shards").submit(partial(keep_index, shard.url, shard.version)).exception()
         return is_whole
 
 
 class NeededShards:
-    """The order in which an epoch needs shards, and which of them it has reached.
+    """The order in which an epoch needs shards, and the current position in it.
 
     Args:
-        shards: The shards in order of need; one that is needed again later appears again.
-        untils: For each shard, the last place in this order that is begun before the epoch is done with it; by default
-            its own place.
+        shards: The shards in the order in which they are needed. A shard may appear several times.
+        untils: For each shard, the index of the last shard in this order that is begun before the epoch has finished
+            with it; by default its own index.
     """
 
     def __init__(self, shards: Sequence[Shard] = (), untils: Sequence[int] | None = None) -> None:
         self._shards = list(shards)
-        known = range(len(self._shards)) if untils is None else untils
-        self._width = max((until - place for place, until in enumerate(known)), default=0)
+        ends = range(len(self._shards)) if untils is None else untils
+        self._width = max((until - index for index, until in enumerate(ends)), default=0)
         self._places: dict[str, list[int]] = {}
         self._ends: dict[str, list[int]] = {}
-        for place, (shard, until) in enumerate(zip(self._shards, known, strict=True)):
-            self._places.setdefault(shard.name, []).append(place)
+        for index, (shard, until) in enumerate(zip(self._shards, ends, strict=True)):
+            self._places.setdefault(shard.name, []).append(index)
             self._ends.setdefault(shard.name, []).append(until)
         self._now = -1
 
     @property
     def num_at_once(self) -> int:
-        """The maximum number of shards that are read side by side."""
+        """The maximum number of shards read side by side."""
         return self._width + 1
 
     def reach(self, shard: Shard) -> bool:
-        """Note that a shard is being read, and return whether the epoch has moved on to it."""
-        place = self._next(shard.name, self._now)
-        if place is None or place <= self._now:
+        """Record that a shard is being read, and return whether this advances the epoch."""
+        index = self._next(shard.name, self._now)
+        if index is None or index <= self._now:
             return False
-        self._now = place
+        self._now = index
         return True
 
     def ahead(self, number: int) -> list[Shard]:
-        """Return the next shards beyond those that are read side by side with the one that was reached last."""
+        """Return the next shards, after those read side by side with the current one."""
         return self._shards[self._now + 1 : self._now + 1 + number + self._width]
 
     def need(self, name: str) -> int | None:
-        """Return how late a shard is needed next, in this epoch or a next one like it; None if it is not.
+        """Return the index at which a shard is needed next, in this epoch or an equal next one; None if never.
 
-        The shard before the current one counts as needed, because workers are not at the same place.
+        The shard before the current one counts as needed, because other workers may still read it.
         """
         if name not in self._places:
             return None
-        place = self._next(name, self._now - 1)
-        return len(self._shards) + self._places[name][0] if place is None else place
+        index = self._next(name, self._now - 1)
+        return len(self._shards) + self._places[name][0] if index is None else index
 
     def _next(self, name: str, now: int) -> int | None:
-        """Return the place at which a shard is needed next, or is being used now."""
+        """Return the index at which a shard is in use now or needed next; None if there is none."""
         ends = self._ends.get(name, [])
         number = bisect_left(ends, now)
         return self._places[name][number] if number < len(ends) else None
 
 
 class Shard(NamedTuple):
-    """A remote shard, as it was when its index was read.
+    """A remote shard, as of the time when its index was read.
 
     Args:
         url: The URL of the tar.
         version: The version of the tar.
-        is_checked: Whether the index has a checksum of each member. Readers compare it with what they read.
+        is_checked: Whether the index has a checksum of each member, which readers verify.
     """
 
     url: str
@@ -348,7 +348,7 @@ class Shard(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its local files; another version has another name."""
+        """The name of its local files, which depends on the version."""
         return _name_of(self.url, *self.version)
 
 
@@ -362,25 +362,25 @@ Expendable = Callable[[list["StoredFile"]], Iterable["StoredFile"]]
 
 
 class StoredFile(NamedTuple):
-    """A file in the folder: a whole shard, or part of one, for which the whole size in bytes is reserved."""
+    """A file in the folder: a whole shard, or part of one. A part reserves the size of the whole shard."""
 
     path: Path
     name: str  # of the shard
     size: int  # of the whole shard
     num_bytes: int  # of the file
-    used: float  # when it was used last
+    used: float  # the time of its last use
 
 
 class ShardFolder:
-    """Whole shards as files, `NAME.tar`, and unfinished ones, `NAME.part`.
+    """A folder of shards: `NAME.tar` is a whole shard, and `NAME.part` an unfinished one.
 
-    A process that fills a part holds it alone; processes that read a shard share it; files that no process holds may be
-    removed. One process at a time makes room, with the file `lock` locked. When a process is killed, the system
-    releases what it held, and the next process continues with its part.
+    A process that downloads a part has an exclusive lock on it, and readers of a shard have shared locks. Files without
+    a lock may be removed. Only the process that has locked the file `lock` makes room. When a process is killed, the
+    system releases its locks, and the next process continues with its part.
 
     Args:
-        path: The folder; made when it is first needed.
-        max_bytes: The maximum size; None is half of what is free on the disk, counting its own shards as free.
+        path: The folder, which is created when it is first needed.
+        max_bytes: The maximum size; None means half of the free disk space, counting the shards of the folder as free.
     """
 
     def __init__(self, path: Path, max_bytes: int | None) -> None:
@@ -396,8 +396,8 @@ class ShardFolder:
         return self._max_bytes
 
     def entries(self) -> list[StoredFile]:
-        """Return its files."""
-        found = []
+        """Return the files in the folder."""
+        entries = []
         with os.scandir(self.path) as files:
             for file in files:
                 match = _NAME.fullmatch(file.name)
@@ -405,15 +405,15 @@ class ShardFolder:
                     if match is not None:
                         status = file.stat()
                         size = int(match[2])
-                        found.append(StoredFile(Path(file.path), match[1], size, status.st_size, status.st_mtime))
-        return found
+                        entries.append(StoredFile(Path(file.path), match[1], size, status.st_size, status.st_mtime))
+        return entries
 
     def has(self, shard: Shard) -> bool:
-        """Return whether a shard is there, judging by file names."""
-        return os.path.exists(self._path_of(shard, _WHOLE))  # noqa: PTH110 - False where nothing can be seen
+        """Return whether the folder has a whole shard, judging by the file name alone."""
+        return os.path.exists(self._path_of(shard, _WHOLE))  # noqa: PTH110 - False if the folder is unreadable
 
     def find(self, shard: Shard) -> HeldFile | None:
-        """Return the file of a shard, shared with other readers, if it is there."""
+        """Return the file of a shard with a shared lock; None if it is missing."""
         while True:
             try:
                 file = HeldFile(self._path_of(shard, _WHOLE))
@@ -434,11 +434,11 @@ class ShardFolder:
         return None
 
     def fetch(self, shard: Shard, download: Download, expendable: Expendable, *, waits: bool) -> HeldFile | None:
-        """Return the file of a shard, shared with other readers; a missing one is downloaded by one process.
+        """Return the file of a shard with a shared lock. If it is missing, one process downloads it.
 
-        `download` fills a part, and returns whether it is whole. `expendable` returns which of the other files may be
-        removed, first ones first. The result is None if there is no room, the download was stopped, or another process
-        is downloading the shard and this one does not wait, or the other one makes no progress.
+        `download` fills a part, and returns whether it is complete. `expendable` takes the other files and returns the
+        removable ones in the order of removal. The result is None if there is no room, if the download was stopped, or
+        if another process is downloading the shard and this one does not wait or the other one makes no progress.
         """
         if shard.version.size > self.max_bytes():
             return None
@@ -460,7 +460,7 @@ class ShardFolder:
                     return None
 
     def repair(self, shard: Shard, offset: int, content: bytes) -> None:
-        """Write some bytes of a shard again, for all processes that hold it."""
+        """Overwrite bytes of a shard in place, for all processes that read it."""
         held = self.find(shard)
         if held is not None:
             with held, HeldFile(held.path, os.O_RDWR) as file:
@@ -474,12 +474,12 @@ class ShardFolder:
         return self.path / f"{shard.name}{suffix}"
 
     def _begin(self, shard: Shard, expendable: Expendable) -> HeldFile | None:
-        """Return the part to fill, held alone unless another process has it; or the whole if it has appeared."""
+        """Return the part to fill, locked unless another process has it, or the whole shard if it exists by now."""
         make_cache_folder(self.path)
         with locked(self.path / _LOCK):
-            found = self.find(shard)
-            if found is not None:
-                return found
+            file = self.find(shard)
+            if file is not None:
+                return file
             part = HeldFile(self._path_of(shard, _PART), os.O_RDWR | os.O_CREAT | os.O_APPEND)
             if not part.hold_alone() or not part.is_in_place():
                 part.is_alone = False
@@ -492,7 +492,7 @@ class ShardFolder:
             return None
 
     def _make_room(self, shard: Shard, expendable: Expendable) -> bool:
-        """Remove files that are needed less, if that is enough for a shard, and return whether it is."""
+        """Make room for a shard by removing less needed files, if that suffices; return whether it does."""
         others = [entry for entry in self.entries() if entry.name != shard.name]
         missing = sum(entry.size for entry in others) + shard.version.size - self.max_bytes()
         seized: list[HeldFile] = []
@@ -511,7 +511,7 @@ class ShardFolder:
         return missing <= 0
 
     def _is_filled(self, shard: Shard, part: HeldFile, download: Download) -> bool:
-        """Download what a part lacks, and return whether it has become the whole shard, which is then shared."""
+        """Complete a part and turn it into a whole shard with a shared lock; return whether that succeeded."""
         try:
             if not download(shard, part):
                 return False
@@ -528,7 +528,7 @@ class ShardFolder:
 
 
 def _seized(path: Path) -> HeldFile | None:
-    """Return a file, held alone, if no other process holds it."""
+    """Return a file with an exclusive lock; None if another process has locked it or it is missing."""
     try:
         file = HeldFile(path, os.O_RDWR)
     except FileNotFoundError:
@@ -540,7 +540,7 @@ def _seized(path: Path) -> HeldFile | None:
 
 
 def _has_ended(part: HeldFile) -> bool:
-    """Wait until the process that fills a part has ended; return False if the part stops growing before that."""
+    """Wait until the process that fills a part has finished; return False if the part stops growing before."""
     size = part.num_bytes()
     since = time.monotonic()
     while not part.hold_together(waits=False):
@@ -554,13 +554,13 @@ def _has_ended(part: HeldFile) -> bool:
 
 
 def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> bool:
-    """Append what a file lacks of a shard, and return whether the shard is complete and verified.
+    """Append the missing bytes of a shard to a file, and return whether the shard is complete and verified.
 
-    The file must be open for appending and locked. Bytes are written in order, so that its length shows how much is
-    there even after a kill. `is_wanted` is called after each chunk, and returns whether to go on.
+    The file must be locked and open for appending. Bytes are written in order, so that even after a kill, its length
+    tells how much has been downloaded. `is_wanted` is called after each chunk and returns whether to continue.
     """
     earlier = None
-    due = md5_of(shard.version)
+    expected = md5_of(shard.version)
     folder = shard.url.rpartition("/")[0]
     for _ in range(2):
         if file.num_bytes() > shard.version.size:
@@ -576,25 +576,27 @@ def download(shard: Shard, file: HeldFile, is_wanted: Callable[[], bool]) -> boo
             raise DataError(f"Shard {shard.url!r} {error}.") from error
         reject_other(shard.url, shard.version)
         # An MD5 costs 1.4 s of CPU per GB, more than the download. With checksums, readers verify each member anyway,
-        # and fetch what is damaged once more.
-        if due is None or shard.is_checked or folder in _without_md5:
+        # and fetch damaged ones again.
+        if expected is None or shard.is_checked or folder in _without_md5:
             return True
-        found = _md5(file)
-        if found == due:
+        checksum = _md5(file)
+        if checksum == expected:
             return True
         # The same bytes twice: the tag is not a checksum, as with S3's own encryption keys.
-        if found == earlier:
+        if checksum == earlier:
             _without_md5.add(folder)
             return True
-        earlier = found
+        earlier = checksum
         os.ftruncate(file.descriptor, 0)
-    raise DataError(f"Shard {shard.url!r} came damaged twice: its MD5 is {found}, and its tag {shard.version.tag!r}.")
+    raise DataError(
+        f"Shard {shard.url!r} arrived damaged twice: its MD5 is {checksum}, but its tag is {shard.version.tag!r}."
+    )
 
 
 def _md5(file: HeldFile) -> str:
     checksum = hashlib.md5(usedforsecurity=False)
-    place = 0
-    while chunk := pread(file.descriptor, _CHUNK, place):
+    offset = 0
+    while chunk := pread(file.descriptor, _CHUNK, offset):
         checksum.update(chunk)
-        place += len(chunk)
+        offset += len(chunk)
     return checksum.hexdigest()

@@ -118,7 +118,7 @@ def test_shuffling_a_stream_says_the_way_out() -> None:
 
 
 def test_a_chain_that_shards_twice_is_rejected() -> None:
-    with pytest.raises(kdp.ChainError, match="`sharding_filter` upstream does so as well"):
+    with pytest.raises(kdp.ChainError, match="`sharding_filter` upstream shards it as well"):
         source("iter", 3).sharding_filter().deal(batch_size=2)
 
 

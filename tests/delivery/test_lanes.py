@@ -630,7 +630,7 @@ def test_num_batches_of_a_lane_without_samples_are_an_error(urls: list[str]) -> 
     empty = kdp.stream_shards(urls).rename_fields(y="cls").filter_classes(valid=[7]).select("key")
     with pytest.raises(kdp.DataError, match="A lane of the stream gave no sample"):
         list(empty.deal(batch_size=2, num_batches=3, split=kdp.lanes(2)))
-    with pytest.raises(ValueError, match="`uneven` cannot be used with `num_batches`"):
+    with pytest.raises(ValueError, match="`uneven` has no effect with `num_batches`"):
         empty.deal(batch_size=2, num_batches=3, uneven="drop")
 
 

@@ -233,7 +233,7 @@ def test_a_state_knows_the_order() -> None:
     ("arguments", "kind", "words"),
     [
         ({"num_batches": 0}, ValueError, "`num_batches` must be an integer of at least 1"),
-        ({"num_batches": 2, "uneven": "drop"}, ValueError, "`uneven` cannot be used with `num_batches`"),
+        ({"num_batches": 2, "uneven": "drop"}, ValueError, "`uneven` has no effect with `num_batches`"),
         (
             {"num_batches": 2, "batching": kdp.own_order(list)},
             ValueError,

@@ -185,7 +185,7 @@ class Wrapped(IterableDataset[Any]):
 
 def test_workers_that_would_each_give_every_batch_are_rejected() -> None:
     with pytest.raises(
-        kdp.ChainError, match=r"Each of the 2 workers would give every batch.*a Wrapped holds the chain"
+        kdp.ChainError, match=r"Each of the 2 workers would yield every batch.*a Wrapped wraps the chain"
     ):
         list(DataLoader(Wrapped(dealt()), batch_size=None, num_workers=2))
     assert len(list(DataLoader(Wrapped(dealt()), batch_size=None, num_workers=1))) == 6

@@ -151,7 +151,7 @@ def test_accelerate_gives_each_sample_once_or_raises(interpreter: Any, tmp_path:
         assert {rank[name].get("length", 6) for rank in ranks} == {6}
     for name in ("dispatched 0", "dispatched 2", "split 0", "split 1"):
         assert all(ADVICE in rank[name]["error"] and "ranks=1" in rank[name]["error"] for rank in ranks), ranks[0][name]
-    assert all("Each of the 2 workers would give every batch" in rank["split for all 2"]["error"] for rank in ranks)
+    assert all("Each of the 2 workers would yield every batch" in rank["split for all 2"]["error"] for rank in ranks)
 
 
 def test_transformers_trainer_gives_each_sample_once_or_raises(interpreter: Any, tmp_path: Path) -> None:

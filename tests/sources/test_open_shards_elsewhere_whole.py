@@ -215,7 +215,7 @@ def test_where_no_shard_can_be_kept_members_are_read(large: str, tmp_path: Path,
         pipe = opened("faulty://", fetch=fetch, cache_dir=tmp_path / "file" / "kept")
         want = epochs(in_order(opened(f"{large}/")))
         before = len(files.requests())
-        with pytest.warns(UserWarning, match="Members are read alone") as told:
+        with pytest.warns(UserWarning, match="Members are read individually") as told:
             assert list(in_order(pipe)) == want[0]
         assert len(told) == 1
         assert whole(files, before) == []

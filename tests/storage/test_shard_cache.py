@@ -95,7 +95,7 @@ def test_a_full_disk_is_told_once_and_left_as_it_was(
     cache = made(place)
     with monkeypatch.context() as patch:
         patch.setattr(shard_cache, "write_all", fill)
-        with pytest.warns(UserWarning, match=r"^Shards cannot be kept in '.*kept': .*No space left on device\. Memb"):
+        with pytest.warns(UserWarning, match=r"^Shards cannot be cached in '.*kept': .*No space left on device\. Memb"):
             assert not has_read(cache, shard(0))
         assert kept(place, ".tar", ".part") == []
         settle()
@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_made_is_told_once(storage: FaultyFileSystem, tm
     cache = made(tmp_path / "file" / "kept", num_ahead=2)
     cache.expect(shards())
     settle()
-    with pytest.warns(UserWarning, match=r"cannot be kept in '.*file/kept': .*Not a directory"):
+    with pytest.warns(UserWarning, match=r"cannot be cached in '.*file/kept': .*Not a directory"):
         assert not has_read(cache, shard(0))
     assert not has_read(cache, shard(1))
     assert moved(storage) == 0
