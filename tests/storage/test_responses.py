@@ -185,7 +185,7 @@ def test_a_store_that_ignores_ranges_is_named(served: Served) -> None:
 def test_a_file_without_an_end_is_an_error(served: Served) -> None:
     served.files["/bucket/large"] = bytes(100_000)
     assert len(read_url(f"{served.url}/large", max_bytes=100_000)) == 100_000
-    with pytest.raises(DataError, match=r"large' cannot be read: it has more than 99,999 bytes, which is too much"):
+    with pytest.raises(DataError, match=r"large' cannot be read: it has more than 99,999 bytes, too many"):
         read_url(f"{served.url}/large", max_bytes=99_999)
 
 
