@@ -1,4 +1,4 @@
-"""The caches: a field is looked up when it is read, and kept after it had to be loaded."""
+"""The caches: each field is looked up when it is read, and stored after a miss."""
 
 from __future__ import annotations
 

@@ -415,7 +415,7 @@ class _Views:
         self.base: int | None = None  # where LMDB's map begins, while it is open
 
     def known(self, key: bytes) -> memoryview | None:
-        """Return an entry whose place is remembered."""
+        """Return an entry from its remembered location."""
         place, whole = self._places.get(key), self._map
         return whole[place[0] : place[1]] if place is not None and place[1] <= len(whole) else None
 

@@ -1,4 +1,4 @@
-"""The interface of cache stores, and what kdpipes adds to each of them: counts, claims and warnings."""
+"""The interface of cache stores, and the counts, claims and warnings that kdpipes adds to every store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
 PATIENCE_S = 60.0  # a claim by a record that is not renewed for this long counts as abandoned
 _POLL_S = 0.5
-_PAUSE_S = 5.0  # before a storage that has failed is asked again
+_PAUSE_S = 5.0  # before failed storage is tried again
 _CLAIM = b"claim "
 _FOR_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -33,8 +33,8 @@ class CacheStats(NamedTuple):
     """The size of a cache, and the hits and misses that the processes of its chain have counted.
 
     Args:
-        hits: How often a value was found.
-        misses: How often a value had to be loaded.
+        hits: The number of values read from the cache.
+        misses: The number of values loaded from the source.
         bytes: The size of the cache.
         entries: The number of entries in the cache.
         healed: The number of damaged entries that were replaced.
@@ -103,7 +103,7 @@ class CacheStore(ABC):
 
     @abstractmethod
     def put(self, key: bytes, content: bytes, *, replace: bool) -> None:
-        """Write an entry completely or not at all, also if the process is killed meanwhile.
+        """Write an entry completely or not at all, even if the process is killed.
 
         Args:
             key: The key of the entry.
@@ -124,13 +124,13 @@ class CacheStore(ABC):
         return self.get(key) is not None
 
     def recall(self, key: bytes) -> bytes | memoryview | None:
-        """Return an entry that this process has verified before. A store may remember where it is."""
+        """Return an entry that this process has already verified. A store may remember its location."""
         return self.get(key)
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
         """Claim a piece of work among all processes that use the store, and yield whether this process may do it.
 
-        Claims only save work. By default, a claim is an entry that exists meanwhile.
+        Claims only save work. By default, a claim is a temporary entry.
 
         Args:
             name: Identifies the work.
@@ -151,7 +151,7 @@ class CacheStore(ABC):
         """Raise a DataError if the cache is unsafe to read; called before each epoch."""
 
     def close(self) -> None:
-        """Release what is open in this process. The next use opens it again."""
+        """Release all resources of this process. The next use opens them again."""
         drop_opened(self)
 
     def __str__(self) -> str:
@@ -217,7 +217,7 @@ class Entries:
         return content if content is None or type(content) is memoryview else memoryview(content).toreadonly()
 
     def put(self, key: bytes, buffers: Iterable[Any], *, replace: bool = False) -> bool:
-        """Write an entry, given as consecutive buffers, and return whether the store has it now."""
+        """Write an entry from consecutive buffers, and return whether the store accepted it."""
         content = b"".join(buffers)
         return self._written(lambda: self.store.put(key, content, replace=replace))
 
@@ -284,7 +284,7 @@ class Entries:
         self._warn(f"{self.rejection.reason}: samples are loaded as if there were no cache, until it is back.")
 
     def _warn(self, text: str) -> None:
-        """Warn once: one process does so for all that count together."""
+        """Warn once, in one of the processes that share the counters."""
         if self._has_warned:
             return
         self._has_warned = True
@@ -307,7 +307,7 @@ def claim_by(
     the clocks of machines differ.
 
     Args:
-        create: A function that writes the record unless it exists, and returns what it holds then.
+        create: A function that writes the record unless it exists, and returns its content.
         replace: A function that writes the record.
         remove: Deletes the record, if it exists.
         waits: Whether to wait while another process holds the claim.

@@ -209,7 +209,7 @@ def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:
         part = np.ascontiguousarray(values[begin : begin + _CHUNK]).view(unit).reshape(-1, width) if width else None
         state = hashes[begin : begin + _CHUNK]
         for column in part.T if part is not None else ():
-            is_there = column != 0  # shorter texts are filled up with zeros, which must not count
+            is_there = column != 0  # shorter texts are padded with zeros; ignore those
             state[is_there] = (state[is_there] ^ column[is_there]) * _FNV_PRIME
         state[:] = mixed64(state)
     return hashes

@@ -96,7 +96,7 @@ def _holders_of(reached: Reached) -> Iterator[Reached]:
 
 
 def _is_of_user(reached: Reached) -> bool:
-    """Return whether a user's object or function holds an object, perhaps in a collection, and not kdpipes itself."""
+    """Return whether a user's object or function, not kdpipes itself, refers to an object, maybe in a collection."""
     holders = (holder.value for holder in _holders_of(reached))
     nearest = next((value for value in holders if not isinstance(value, CARRIERS)), None)
     return isinstance(nearest, Shared | Callback) or (nearest is not None and not is_kdpipes(type(nearest)))

@@ -116,7 +116,7 @@ class MapPipe(Pipe, MapChain):
         return MapPipe.read_blocks(self, rows) if _fetches(type(self)) else self.read_blocks(rows)
 
     def items_of(self, block: Block) -> Sequence[Any]:
-        """Return one item for each sample of a block: the sample, or what `select` makes of it."""
+        """Return one item for each sample of a block: the sample itself, or its item from `select`."""
         return block.samples()
 
     def prefetch(self, order: Order) -> None:
@@ -297,7 +297,7 @@ note_methods(MapPipe, flavour="map")
 
 @functools.cache
 def _fetches(kind: Any) -> bool:
-    """Return whether a class makes samples one by one: whether `fetch` overrides `read_blocks`."""
+    """Return whether a class makes samples one by one, because its `fetch` overrides `read_blocks`."""
     names = [name for base in kind.__mro__ for name in ("read_blocks", "fetch") if name in vars(base)]
     return names[0] == "fetch"
 

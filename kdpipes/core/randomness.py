@@ -424,7 +424,7 @@ def try_unseeded(make: Callable[[], Made]) -> Made:
 
 
 def _has_moved() -> bool:
-    if _trial.before is None:  # without the lock, which another thread may hold for as long as a seeded call takes
+    if _trial.before is None:  # without the lock: another thread may hold it during a whole seeded call
         return False
     with _globals.lock:
         return bool(_global_states()[1] != _trial.before[1])

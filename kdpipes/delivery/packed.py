@@ -199,7 +199,7 @@ class PackEpoch(Epoch):
         self.num_samples = int(self._stops[-1])
         self.num_batches = layout.num_batches(len(packs), sharding.num_ranks)
         self.full_size, self.shortest = layout.size_of(sharding.num_ranks), self.num_batches - 1
-        self._filled: NDArray[Any] | None = None  # made when the first batch is asked for
+        self._filled: NDArray[Any] | None = None  # built for the first batch
 
     def _sort_rows(self, size: int) -> None:
         """Sort the rows of each global batch of `size` rows.

@@ -118,7 +118,7 @@ class Channel:
     def post(self, content: bytes) -> None:
         """Send as much as is possible without waiting; the rest follows with the next call."""
         self.outgoing += content
-        with contextlib.suppress(OSError):  # the worker is busy; or it is dead, which `receive` finds out
+        with contextlib.suppress(OSError):  # the worker is busy or dead; `receive` tells which
             while self.outgoing:
                 del self.outgoing[: self.link.send(self.outgoing, socket.MSG_DONTWAIT)]
 

@@ -152,7 +152,7 @@ class WorkerProcess:
         getattr(multiprocessing.process, "_children", set()).discard(self.process)
 
     def close(self) -> None:
-        """Close what this process holds of one that has ended."""
+        """Release this process's resources for a worker that has ended."""
         self.forget()
         if self.end != self.process.sentinel:
             os.close(self.end)
@@ -259,7 +259,7 @@ class ProcessWorker(Worker):
         self._position = Position()  # after what has come from the worker
         self.messages: deque[Message] = deque()
         self._num_taken = 0
-        self._deaths: list[str] = []  # what workers were doing when they died, since the last batch
+        self._deaths: list[str] = []  # the activities of workers that died since the last batch
         self._worker: WorkerProcess | None = None
         self._start()
 

@@ -371,7 +371,7 @@ class Probes:
         base = type(pipe)
         if base is ShardingFilter:  # torch and torchdata look for exactly this class
             return
-        kind = _subclass(base, {})  # torch's metaclass would wrap what stands in the body of the class
+        kind = _subclass(base, {})  # torch's metaclass would wrap methods in the class body
         if isinstance(pipe, MapDataPipe):
             kind.__getitem__ = lambda pipe, index: self.run(node, base.__getitem__, pipe, index)
         else:

@@ -1,4 +1,4 @@
-"""kdpipes' own reading services for DataLoader2: workers that are processes, or threads."""
+"""kdpipes' own reading services for DataLoader2: worker processes and worker threads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ else:
 
 
 class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no types for mypy
-    """What kdpipes' reading services share: one order for any number and kind of workers; and their state.
+    """The base of kdpipes' reading services: the same order for any number and kind of workers, and a state.
 
     The methods are those of torchdata's `CheckpointableReadingServiceInterface`, by which DataLoader2 calls them.
     """
@@ -87,11 +87,11 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         raise TypeError(f"{type(self).__name__} must implement `_start_workers`.")
 
     def _options(self, number: int) -> Options:
-        """Return how a worker works."""
+        """Return the options of a worker."""
         return Options(number, self.num_workers, self.prefetch, self.is_profiled, self._num_main, self.timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the arguments alone, for copies: the workers and the position stay here."""
+        """Return only the arguments. Copies get neither the workers nor the position."""
         own = vars(self)
         runtime = vars(ReadingService())
         return {name: value for name, value in own.items() if name not in runtime}
@@ -182,7 +182,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
             raise
 
     def queue_depth(self) -> int:
-        """Return how many items the main process has received and not given out."""
+        """Return the number of items that the main process has received but not yet delivered."""
         return sum(len(worker.messages) for worker in self._workers) + len(self.clock.ahead)
 
     def begin(self) -> Batches:
@@ -202,7 +202,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         return Batches(self.deliver)
 
     def deliver(self, _: Batches | None = None) -> Any:
-        """Return the next item of the main process's pipes, and note where the loader stands after it."""
+        """Return the next item of the pipes in the main process, and record the position after it."""
         clock = self.clock
         counters = self.counters
         if not self._workers:
@@ -259,7 +259,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
 
 
 class InlineReadingService(ReadingService):
-    """No worker: items are made when they are asked for, in the thread that asks."""
+    """No workers: the calling thread makes each item on request."""
 
     has_workers = False
 
@@ -268,7 +268,7 @@ class InlineReadingService(ReadingService):
 
 
 class ThreadReadingService(ReadingService):
-    """Workers that are threads: nothing is pickled or copied, and nothing is forked.
+    """Runs the chain in worker threads, without pickling, copying or forking.
 
     Batches and states are the same as with processes. All threads use the same functions and datasets, which must be
     thread-safe. Reading, decoding and NumPy run in parallel; Python code does not, and neither do transforms that draw
@@ -299,7 +299,7 @@ class ThreadReadingService(ReadingService):
 
 
 class ProcessReadingService(ReadingService):
-    """Workers that are processes, for Linux and macOS.
+    """Runs the chain in worker processes, on Linux and macOS.
 
     Batches travel through shared memory, which is reused. The tensors that the loader returns are views of it, and
     release it when they are deleted. If you keep many batches, the others are copied. A worker that dies is replaced at
@@ -412,7 +412,7 @@ class Batches:
         take: A function that is called with the iterator; returns its next batch, or raises StopIteration.
 
     Attributes:
-        is_fresh: Whether it has not been asked for a batch yet.
+        is_fresh: Whether no batch has been requested yet.
         interrupted_at: The position to resume from after Ctrl-C, or None.
         owner: The id of the process that the iterator belongs to.
     """
@@ -425,7 +425,7 @@ class Batches:
         self._left: int | None = None  # how many batches the limit still allows
         self._limit: int | None = None
         self._is_paused = self._is_over = False
-        self._turn = threading.RLock()  # of the thread that may request a batch
+        self._turn = threading.RLock()  # held by the thread that requests a batch
 
     def __iter__(self) -> Batches:
         return self

@@ -31,12 +31,12 @@ class Seeds:
         self._num_shared = self._num_own = 0
 
     def generate_shared_seed(self) -> int:
-        """Return the next of the seeds that are the same for all workers."""
+        """Return the next seed shared by all workers."""
         self._num_shared += 1
         return _seed_from(self._seed, "shared", self._num_shared)
 
     def generate_seed(self) -> int:
-        """Return the next of the seeds of this worker alone."""
+        """Return the next seed of this worker."""
         self._num_own += 1
         return _seed_from(self._seed, "worker", self._worker, self._num_own)
 
@@ -46,7 +46,7 @@ class Seeds:
 
 
 def seed_of(base_seed: int, epoch: int) -> int:
-    """Return the seed with which `Seeds` of an epoch are made."""
+    """Return the seed for the `Seeds` of an epoch."""
     return int.from_bytes(hash_key(base_seed, epoch)[:7], "little")
 
 
@@ -56,12 +56,12 @@ def _seed_from(*parts: object) -> int:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker receives when an epoch begins.
+    """The message that starts an epoch in a worker.
 
     Args:
         position: The position at which the worker begins.
         seeds: The seeds of this worker's stock pipes: `Seeds`, or torchdata's `SeedGenerator` in a DataLoader2.
-        banned: Why samples are to be left out, by key.
+        banned: The samples to skip without loading them: the reason for each key.
     """
 
     position: Position
@@ -71,7 +71,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Options:
-    """How a worker works: see `ProcessReadingService`."""
+    """The options of a worker: see `ProcessReadingService`."""
 
     worker: int
     num_workers: int
@@ -99,13 +99,13 @@ class Worker(ABC):
         """Wait until something arrives."""
 
     def peek(self) -> Message:
-        """Wait for the next message, and return it; an item may not be unpacked yet."""
+        """Wait for the next message and return it. Its item may still be packed."""
         while not self.messages:
             self.wait()
         return self.messages[0]
 
     def take(self) -> Any:
-        """Remove the message that `peek` has returned, and return its content."""
+        """Remove the message that `peek` returned, and return its content."""
         return self.messages.popleft().content
 
     def stop(self) -> None:  # noqa: B027 - only threads need it
@@ -121,12 +121,12 @@ class Worker(ABC):
 
 
 class _EpochMonitor(Monitor):
-    """Tells the main process what `deal` makes in one epoch of a worker.
+    """Reports the batches that `deal` makes in one epoch of a worker to the main process.
 
     Args:
         send: Sends a message.
-        banned: Why samples are left out untried, by key.
-        splits: Whether pipes after `deal` make several items of a batch, or none.
+        banned: The samples to skip without loading them: the reason for each key.
+        splits: Whether pipes after `deal` may turn a batch into several items, or none.
     """
 
     def __init__(self, send: Send, banned: Mapping[str, str], *, splits: bool) -> None:
@@ -146,7 +146,7 @@ class _EpochMonitor(Monitor):
         self._num_skipped = 0
 
     def finish(self) -> None:
-        """Tell that the batch is over, unless its item has told it."""
+        """Report the end of the batch, unless its item has reported it."""
         if self._batch is not None and self._splits:
             self._send(Message(Kind.OVER, self._batch.number, progress=Progress(cursors=self._batch.cursors)))
         self._batch = None
@@ -157,7 +157,7 @@ class _EpochMonitor(Monitor):
 
     def skip(self, skip: Skip) -> None:
         self._num_skipped += not (skip.is_shard or skip.is_replaced)
-        # The merger passes over the numbers before that of a message.
+        # The merger skips all numbers before that of a message.
         self._send(Message(Kind.SKIP, skip.batch if self.number is None else self.number, skip))
 
     def send_item(self, item: Any, start: Position) -> bool:
@@ -189,8 +189,8 @@ class _EpochMonitor(Monitor):
 class Producer:
     """One worker's copy of the chain.
 
-    Items carry the number of the batch that they come from. Where no `deal` numbers them, the k-th item of worker w of
-    W has the number k * W + w.
+    Items carry the number of their batch. Without `deal`, item k of worker w has the number k * W + w, where W is the
+    number of workers.
 
     Args:
         chain: The copy; it is sharded here.
@@ -210,7 +210,7 @@ class Producer:
         self._counting = [(pipe, pipe.next_epoch()) for pipe in counting]
 
     def epoch(self, assignment: Assignment, send: Send) -> Iterator[None]:
-        """Make the items of one epoch, and pass each message to `send`; to be resumed for the next item."""
+        """Make the items of one epoch, and pass each message to `send`. Yields after each item."""
         start = assignment.position
         has_numbers = self._dealer is not None
         monitor = _EpochMonitor(send, assignment.banned, splits=has_numbers and not self.is_one_to_one)
@@ -243,7 +243,7 @@ class Producer:
                 dealer.stop_listening()
 
     def close(self) -> None:
-        """Close files that the chain keeps open between epochs."""
+        """Close the files that the chain keeps open between epochs."""
         for dealer in self._dealers:
             dealer.close_kept()
 

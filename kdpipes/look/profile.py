@@ -26,7 +26,7 @@ from kdpipes.storage.files import replace_file
 
 Kind = Literal["storage", "plan", "decoding", "transforms", "cache", "transfer", "device"]
 SENDING, BORROWED = "(sending)", "(deal)"  # these take time, but are not pipes of the chain
-_HARDLY = 0.05  # the share of waiting below which a faster chain would gain nothing to speak of
+_HARDLY = 0.05  # below this share of waiting, a faster chain gains almost nothing
 _LEAST = 0.02  # smaller shares of the steps of a pipe are not shown
 _EVERY_S = 0.5  # how often live rates are updated
 _END: Any = object()

@@ -24,7 +24,7 @@ def render(macro: str, *arguments: Any) -> str:
 
 @functools.cache
 def _template() -> jinja2.Template:
-    import jinja2  # takes 50 ms, which only what is shown should pay
+    import jinja2  # takes 50 ms, so import it only for display
 
     loader = jinja2.PackageLoader("kdpipes", "look")
     environment = jinja2.Environment(

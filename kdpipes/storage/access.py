@@ -124,7 +124,7 @@ def _work(jobs: Any) -> None:
                     future.set_result(action())
             except BaseException as error:
                 future.set_exception(error)
-        del job, action, future  # an idle thread must not keep the bytes that it has read
+        del job, action, future  # an idle thread must not keep its last bytes alive
 
 
 def _end(jobs: Any, number: int) -> None:

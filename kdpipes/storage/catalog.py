@@ -199,7 +199,7 @@ def make_index(
 
 
 def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> ShardIndex:
-    """Index a shard for `kdpipes index`: anew, except that an index of the shard as it is now is kept for its columns.
+    """Index a shard for `kdpipes index`, reusing the columns of an index of its current version.
 
     Columns that an earlier index keeps stay. If an index of a remote shard lacks only columns, and members are large,
     only the members that the columns need are read.

@@ -269,7 +269,7 @@ def _raise(error: OSError) -> None:
 
 @contextmanager
 def naming(url: str) -> Iterator[None]:
-    """Replace errors by ones that name `url`: of any class, since those of botocore and aiohttp are not OSErrors."""
+    """Replace errors of any class (botocore's and aiohttp's are not OSErrors) by ones that name `url`."""
     try:
         yield
     except Exception as error:

@@ -87,7 +87,7 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         known = table.get(of_all) or table.get(of_one)
         if known is not None and known.is_current(settings):
             return known.filesystem, known.filesystem._strip_protocol(url)
-    if "::" in url:  # in a name, which fsspec would take for a chain
+    if "::" in url:  # fsspec would read it as a chain
         return filesystem_of(".")[0], os.path.abspath(url)  # noqa: PTH100 - links stay
     filesystem, path = fsspec.core.url_to_fs(url, **_guard(protocol) | options)
     table = _shared if getattr(filesystem, "async_impl", False) else mine

@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from kdpipes.core import pickling
 
 # Pillow's formats that are read, the most frequent ones first. Of its other ones, EPS is a program that Pillow gives to
-# Ghostscript, WMF, BUFR, GRIB, HDF5 and MPEG have no decoder, and the rest is too rare to accept from strangers.
+# Ghostscript, WMF, BUFR, GRIB, HDF5 and MPEG have no decoder, and the others are too rare to accept in untrusted data.
 _FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000"),
     *("DDS", "DIB", "ICO", "PCX", "QOI", "SGI", "SUN", "TGA"),

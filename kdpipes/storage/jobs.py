@@ -177,7 +177,7 @@ def _in_workers(
                 pending.append((job, executor.submit(_do, name, payload, pickling.dumps(job))))
             if not pending:
                 return
-            while True:  # wait for the first job, or for the first error of any
+            while True:  # wait until the first job ends or any job fails
                 for job, future in pending:
                     if future.done():
                         _raise_if_failed(job, future, what)
@@ -244,7 +244,7 @@ def packed_error(error: BaseException) -> bytes:
     try:
         payload = pickling.dumps(error)
         if not isinstance(cloudpickle.loads(payload), BaseException):
-            raise TypeError("What comes back is not an error.")
+            raise TypeError("The executor returned an object that is not an error.")
     except Exception:
         payload = pickling.dumps(WorkerError(f"{type(error).__name__}: {error}\n{lines}"))
     return payload

@@ -392,7 +392,7 @@ class RemoteStream:
         self._at = 0
         self._begin, self._wanted = start, start  # offsets of the chunk, and of the next one to request
         self._coming: deque[Future[Content]] = deque()
-        # The first chunks are small, so that the first samples come soon.
+        # The first chunks are small to deliver the first samples quickly.
         self._most, self._smallest = (_NUM_AHEAD, _FIRST_CHUNK) if known is None else (_NUM_WHOLE, _LARGEST_CHUNK)
         self._num_ahead = min(num_ahead, _NUM_AHEAD) if known is None else _NUM_WHOLE
         self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still under way
@@ -515,7 +515,7 @@ StreamStart = Future[RemoteStream | None]
 
 
 class StreamsAhead:
-    """Remote files that are read one after the other: while one is read, the next ones are started.
+    """A sequence of remote files that prefetches the next ones while one is being read.
 
     The one that comes next is started when a file is opened, and the one after it if the former is so small that it
     leaves requests unused.

@@ -141,7 +141,7 @@ def _unpacked(magic: bytes, content: bytes | mmap.mmap, url: str) -> tuple[dict[
     if number not in _FORMATS:
         raise DataError(f"Index {url!r} is of format {number}, but this kdpipes reads formats up to {_FORMATS[-1]}.")
     if crc32(view[:-4]) != int(np.frombuffer(view[-4:], dtype="<u4")[0]):
-        raise DataError(f"Index {url!r} is damaged: its checksum does not fit.")
+        raise DataError(f"Index {url!r} is damaged: its checksum does not match.")
     try:
         header = json.loads(bytes(view[head : head + length]).decode("utf-8", "surrogateescape"))
         arrays: dict[str, NDArray[Any]] = {}

@@ -60,7 +60,7 @@ class SavedNotes:
 
 
 class Seen(NamedTuple):
-    """What is known of an existing shard: a size of -1 and a number of None are not known."""
+    """The known facts about an existing shard. A size of -1 or a number of None is unknown."""
 
     num_bytes: int
     num_samples: int | None = None

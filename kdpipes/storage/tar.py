@@ -37,7 +37,7 @@ from kdpipes.storage.tar_headers import (
 )
 from kdpipes.storage.urls import is_local
 
-_LONGEST_NUMBER = 18  # digits, which 64 bits hold
+_LONGEST_NUMBER = 18  # digits that fit in 64 bits
 _UNREADABLE = (EOFError, OSError, lzma.LZMAError, zlib.error)
 _HEADER = 512
 _SIZE_IN_HEADER = slice(124, 136)

@@ -219,7 +219,7 @@ class SourceFile(NamedTuple):
 
     @classmethod
     def of(cls, name: str, url: str, filesystem: Any, path: str, info: Any) -> SourceFile:
-        """Return a file from the entry that its file system has for it."""
+        """Convert a file system's entry to a file."""
         is_here = isinstance(filesystem, LocalFileSystem)
         reader = LocalReader(path) if is_here else remote_reader(url, filesystem, path)
         return cls(name, url, reader, *stat_in({"size": None, **info}).version)
@@ -500,7 +500,7 @@ def disk_full_error(folder: str | os.PathLike[str], num_bytes: int, what: str) -
 def _chunks(file: SourceFile) -> Iterator[bytes]:
     """Yield the content of a file.
 
-    Large remote files are streamed and not copied by fsspec's `get_file`: a stream goes on where a request broke off,
+    Large remote files are streamed and not copied by fsspec's `get_file`: a stream resumes after a broken request,
     has a time limit for silent storage (aiohttp would end each file after five minutes), and can be stopped.
     """
     with naming(file.url):

@@ -180,7 +180,7 @@ def _examined(chain: Chain, facts: Facts) -> tuple[Finding, ...]:
 
 
 def _tried(chain: Chain, facts: Facts) -> list[Finding]:
-    """Return what is found when the first batch is made, twice."""
+    """Make the first batch twice, and return the findings."""
     end = chain.end.name
     try:
         check_shares(chain.end.pipe, facts.num_workers)

@@ -71,7 +71,7 @@ class Facts:
     probed: dict[int, Any] = field(default_factory=dict)  # what rules have read of a node's samples, by its place
 
 
-Wrong = tuple[str, str, str, str]  # the name of a pipe, what there is, why that is bad, and what to do
+Wrong = tuple[str, str, str, str]  # the pipe's name, the finding, the reason and the fix
 Check = Callable[[Chain, Facts], Iterator[Wrong]]
 OwnCheck = Callable[["ChainView"], Iterable[Wrong]]
 
