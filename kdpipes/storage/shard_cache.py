@@ -173,8 +173,10 @@ class ShardCache:
             fetcher.failure = OSError("files cannot be locked on this system")
         if fetcher.failure is not None and not self._has_warned:
             self._has_warned = True
-            path = str(fetcher.folder.path)
-            warn(f"Shards cannot be cached in {path!r}: {fetcher.failure}. Members are read individually.")
+            warn(
+                f"Shards cannot be cached in {str(fetcher.folder.path)!r}: {fetcher.failure}. "
+                "Members are read individually."
+            )
         return fetcher.failure is None
 
     def _fetcher(self) -> _Fetcher:
