@@ -65,8 +65,7 @@ def class_counts(labels: NDArray[Any]) -> dict[Any, int]:
     >>> class_counts(np.array([2, 0, 2]))
     {0: 1, 2: 2}
     """
-    classes, numbers = number_classes(labels)
-    return dict(zip(classes.tolist(), np.bincount(numbers, minlength=len(classes)).tolist(), strict=True))
+    return {label: len(positions) for label, positions in positions_by_class(labels)}
 
 
 def positions_by_class(labels: NDArray[Any]) -> list[tuple[Any, Ints]]:

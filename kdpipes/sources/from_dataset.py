@@ -327,7 +327,10 @@ def _part(item: Column, names: list[str], place: int, is_cheap: bool) -> Column:
         if isinstance(value, Mapping):
             if names[place] not in value:
                 known = " ".join(map(str, value))
-                raise ChainError(f'Item {sample.position} has no entry {names[place]!r}. It has: `fields="{known}"`.')
+                raise ChainError(
+                    f"Item {sample.position} is a dictionary without the key {names[place]!r}. Name the keys that all "
+                    f'items have: `kdp.from_dataset(dataset, "{known}")`.'
+                )
             return value[names[place]]
         if isinstance(value, tuple | list):
             if len(value) != len(names):

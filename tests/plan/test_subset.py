@@ -74,6 +74,8 @@ def test_what_is_no_position_is_rejected(pipe: Any) -> None:
     for index in (1.0, "1", True, None, (1, 2)):
         with pytest.raises(TypeError, match="`index` must be an integer, a slice or a sequence of integers"):
             pipe[index]
+    with pytest.raises(TypeError, match=r"`pipe\.column\('x'\)` .* `pipe\[0\]\['x'\]`"):
+        pipe["x"]
     for indices in ([0.5], [[1, 2]], ["a"], np.ones(12, dtype=bool)):
         with pytest.raises(TypeError, match="`indices` must be a sequence of integers"):
             pipe.subset(indices)

@@ -123,7 +123,7 @@ def test_bad_arguments_are_rejected_at_once() -> None:
 def test_an_item_that_does_not_fit_is_an_error_with_a_hint() -> None:
     known = {
         "Item 0 has 3 parts, but `fields` names 2: 'x y'": [(1, 2, 3)],
-        "Item 0 has no entry 'x'. It has: `fields=\"image label\"`": [{"image": 1, "label": 2}],
+        "Item 0 is a dictionary without the key 'x'. Name the keys": [{"image": 1, "label": 2}],
         'Item 0 is a single int, but `fields` has 2 names. Use `fields="x"`': [5],
     }
     for words, dataset in known.items():
