@@ -262,10 +262,12 @@ def as_array(kind: FieldKind, value: Any) -> NDArray[Any]:
     if found.ndim != 2 or found.shape[1] != NUM_COLUMNS[kind] or found.dtype.kind not in "iuf":
         what = {"boxes": "[N, 4]: left, top, right, bottom", "points": "[N, 2]: x, y"}[kind]
         raise DataError(f"{kind.capitalize()} must be numbers {what}, in pixels, but are {found.dtype} {found.shape}.")
-    if kind == "boxes" and (found[:, 2:] < found[:, :2]).any():
+    wrong = np.flatnonzero((found[:, 2:] < found[:, :-2]).any(axis=1))  # none for points, which have no size
+    if len(wrong):
         raise DataError(
-            "Boxes must be left, top, right, bottom, but one ends before it begins. If they are left, top, width, "
-            "height, write `boxes[:, 2:] += boxes[:, :2]` in a function before the transform."
+            f"Box {wrong[0]} (counting from 0) ends before it begins: {found[wrong[0]].tolist()}. Boxes must be left, "
+            "top, right, bottom. If they are left, top, width, height, write `boxes[:, 2:] += boxes[:, :2]` in a "
+            "function before the transform."
         )
     return found.astype(np.float64 if found.dtype != np.float32 else np.float32)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,8 +89,8 @@ class RandomResizedCrop(Drawn):
         """Return a mask, boxes or points cropped and resized like their image, whose size is (width, height)."""
         height, width = self._size
         if kind == "mask":
-            crop = partial(cut_out, params=params, owner="RandomResizedCrop")
-            return on_mask(value, lambda mask: like(mask, resized(crop(mask), self._size, "nearest")))
+            owner = "RandomResizedCrop"
+            return on_mask(value, lambda mask: like(mask, resized(cut_out(mask, params, owner), self._size, "nearest")))
         scale = width / params["width"], height / params["height"]
         shift = -params["left"] * scale[0], -params["top"] * scale[1]
         return moved(kind, value, scale=scale, shift=shift, size=(width, height))

@@ -90,8 +90,8 @@ def test_boxes_of_pixels_stay_with_them() -> None:
         sample = source.transform("image mask boxes points", transform, kinds={"image": "image"})
         with pytest.raises(kdp.DataError, match=r"Boxes must be numbers \[N, 4\]"):
             sample[0]["boxes"]
-        negative = source.add_field("boxes", lambda sample: [[30, 8, 12, 20]]).transform("image boxes", transform)
-        with pytest.raises(kdp.DataError, match=r"ends before it begins.*`boxes\[:, 2:\] \+= boxes\[:, :2\]`"):
+        negative = source.add_field("boxes", lambda sample: [box, [30, 8, 12, 20]]).transform("image boxes", transform)
+        with pytest.raises(kdp.DataError, match=r"Box 1 .*: \[30, 8, 12, 20\]\..*`boxes\[:, 2:\] \+= boxes\[:, :2\]`"):
             negative[0]["boxes"]
     source = kdp.from_dataset([(Image.fromarray(pixels), pixels, [box], [box[:2], box[2:]])], "image mask boxes points")
     for transform in (kdp.HorizontalFlip(p=1), kdp.CenterCrop((30, 70)), kdp.Resize((20, 30)), kdp.CenterCrop(10)):
