@@ -152,24 +152,6 @@ def test_labels_are_read_once_however_many_plan_pipes_ask() -> None:
     assert Counted.reads == 4
 
 
-def test_an_own_source_may_name_its_attributes_freely() -> None:
-    class Mine(kdp.SampleSource):
-        def __init__(self) -> None:
-            self._labels, self._shared, self._positions, self.source = [1, 0], "s", "p", "o"
-
-        def __len__(self) -> int:
-            return 2
-
-        def getitem_y(self, index: int) -> int:
-            return self._labels[index]
-
-    source = Mine()
-    assert source.filter_classes(valid=[0]).column("y").tolist() == [0]
-    with kdp.Loader(source.select("y").deal(batch_size=2), num_workers=1) as loader:
-        assert list(loader) == [[(1,), (0,)]]
-    assert source._labels == [1, 0]
-
-
 def test_attributes_that_would_hide_methods_are_rejected() -> None:
     class Named(kdp.SampleSource):
         def __init__(self) -> None:

@@ -29,7 +29,7 @@ class Held(Dataset[Any]):
     """A data set that holds values, fills a cache while it is read, and has paths, a file and transforms."""
 
     def __init__(self, values: Any, root: str = "/here") -> None:
-        self._values, self._root, self._transform = values, root, torch.nn.Sequential(*[torch.nn.ReLU()] * len(root))
+        self._values, self.source, self._transform = values, root, torch.nn.Sequential(*[torch.nn.ReLU()] * len(root))
         self._file: Any = None
         self._cache: dict[int, Any] = {}
 
