@@ -77,7 +77,6 @@ _BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # diffe
 _REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
 _SETTLED = (*VALUES, *_REFERENCES, *_OF_THIS_PROCESS, type, FunctionType)
 _LEAVES = (type(None), int, float, complex, bytes, np.generic, Enum, date)
-_UNHELD = (str, PurePath, *_LEAVES)  # attributes of data sets that may change while the samples stay
 _first_sketches: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _SEPARATOR = re.compile(r"[/\\]")
 # Objects without a value of their own.
@@ -545,7 +544,7 @@ def sketch_of_attributes(value: Any) -> Any:
         # A data set may refer to itself.
         sketches = _first_sketches[value] = {}
         for name, held in attributes_of(value).items():
-            if not isinstance(held, _UNHELD):
+            if not isinstance(held, (str, PurePath, *_LEAVES)):
                 sketches[name] = sketch(held)
     return type(value).__qualname__, sketches
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.callback import Callback
-from kdpipes.core.column import Column
+from kdpipes.core.column import Column, Loaded
 from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
 from kdpipes.core.keys import without_repetition
@@ -161,12 +161,18 @@ class JoinerMapDataPipe(PlanPipe):
             other = self.other.fetch(partner)
         known = other.scope()
         for name in self._names_in(other):
-            value = known.get(name)
+            value = known.get(name, Loaded(None))
+            what = f"reading field {name!r} of {other.key!r}"
+            # Caches read what a value depends on, which is at the position of the other sample.
+            columns = value.inputs(()).columns
+            inputs = Column(
+                lambda _, columns=columns: [column.get(other) for column in columns], what=what, is_cheap=True
+            )
             sample[name] = Column(
                 lambda _, name=name: other[name],
-                what=f"reading field {name!r} of {other.key!r}",
-                scope={} if value is None else {name: value},
-                is_cheap=value is not None and (value.is_loaded or value.is_cheap),
+                what=what,
+                scope={name: inputs},
+                is_cheap=value.is_loaded or value.is_cheap,
             )
         sample.depend_on(other)
         return sample

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -260,9 +259,6 @@ def _is_column(found: Any, size: int) -> bool:
 
 def _hint_for(dataset: Any) -> str:
     """Return a hint how to make a pipe of a dataset without positions."""
-    webdataset = sys.modules.get("webdataset.pipeline")
-    if webdataset is not None and isinstance(dataset, webdataset.DataPipeline):
-        return "`kdp.from_webdataset` reads its pipelines."
     if hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
         return (
             "Read it as a stream: `from torch.utils.data.datapipes.iter import IterableWrapper`, "

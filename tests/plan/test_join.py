@@ -154,3 +154,11 @@ def test_a_cache_notices_another_partner(tmp_path: Path) -> None:
         joined = keyed(["c"], "x").join(other, on=lambda key, name=name: name if key == "c" else key)
         cached = joined.transform("photo", str).cache_on_disk(tmp_path / "cache", version=1)
         assert [sample["photo"] for sample in cached] == [found]
+
+
+@pytest.mark.parametrize("step", [lambda other: other, lambda other: other.transform("w", abs)])
+def test_a_cache_reads_the_partner_and_not_its_neighbor(step: Any) -> None:
+    for weights in ([20, 10], [21, 11]):
+        other = step(kdp.from_table({"id": ["b", "a"], "w": weights}, key="id", columns=["w"]))
+        pipe = kdp.from_ids(["a", "b"], load=str).join(other).add_field("z", lambda sample: sample["w"])
+        assert [sample["z"] for sample in pipe.cache_in_memory()] == weights[::-1]
