@@ -36,6 +36,17 @@ def note_call(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None
     pipe.__dict__[CALLED] = tuple(_argument(name, value) for name, value in given if not _is_of_pipes(value))
 
 
+def call_arguments(pipe: Any) -> tuple[str, ...]:
+    """Return the arguments of the call that made a pipe of kdpipes, as text."""
+    arguments: tuple[str, ...] = vars(pipe).get(CALLED, ())
+    return arguments
+
+
+def copy_call(pipe: Any, other: Any) -> None:
+    """Let another pipe show the arguments of `pipe` instead of its own."""
+    vars(other)[CALLED] = vars(pipe)[CALLED]
+
+
 def _argument(name: str, value: Any, depth: int = 0) -> str:
     text = HIDDEN if _is_secret(name, value) else shown_value(value, depth)
     return f"{name}={text}" if name else text

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from enum import Enum
 from itertools import islice, pairwise
 from numbers import Number
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, overload, runtime_checkable
 
 import numpy as np
 import torch
@@ -44,33 +44,9 @@ _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
 _READS = "_kdpipes_reads"
 _DRAWING = "_kdpipes_drawing"
+MEASURED = "_kdpipes_measured"  # an attribute of a pipe that is being profiled: what `blocks_at` calls
 _WATCHED = 8  # samples of a column that show whether its values are drawn at random
 _BULK = 512  # samples of a column that a remote source is asked for at a time
-
-
-class BatchShares(NamedTuple):
-    """How a `mix` wants each batch to be composed.
-
-    Args:
-        kind: "fixed": `shares` samples of each source; "stratified": samples in proportion to `shares`; "per_source":
-            samples of a single source.
-        shares: The share of each source.
-    """
-
-    kind: Literal["fixed", "stratified", "per_source"]
-    shares: tuple[float, ...]
-
-
-class Composition(NamedTuple):
-    """What a `mix` that composes batches asks of `deal`.
-
-    Args:
-        shares: How each batch must be composed.
-        numbers: Returns the number of the source of each sample, `[num_samples] int`.
-    """
-
-    shares: BatchShares
-    numbers: Callable[[], NDArray[Any]]
 
 
 class MapPipe(Pipe, MapChain):
@@ -111,10 +87,6 @@ class MapPipe(Pipe, MapChain):
         """
         return _one_by_one(rows, self.fetch, pipe_name(self))
 
-    def blocks_at(self, rows: Rows) -> Sequence[Block]:
-        """Return blocks of samples, by `read_blocks` or `fetch`, whichever the class implements."""
-        return MapPipe.read_blocks(self, rows) if _fetches(type(self)) else self.read_blocks(rows)
-
     def items_of(self, block: Block) -> Sequence[Any]:
         """Return one item for each sample of a block: the sample itself, or its item from `select`."""
         return block.samples()
@@ -125,30 +97,6 @@ class MapPipe(Pipe, MapChain):
         It is called when an epoch begins with the order of the epoch (`order.is_epoch` is True), and then repeatedly
         with the positions of the next batches.
         """
-
-    def shard_numbers(self) -> NDArray[Any] | None:
-        """Return the number of the shard of each sample, `[len(self)] int`; None if the source has no shards.
-
-        Each round of a repetition has its own shard numbers, so that `deal(shuffle="shards")` keeps the rounds apart.
-        """
-        return None
-
-    def composition(self) -> Composition | None:
-        """Return how `deal` must compose each batch of the sources of a `mix` upstream; None if it may do so freely."""
-        return None
-
-    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
-        """Return the name of this pipe, or one upstream, if it chooses other samples in each epoch; else None.
-
-        In that case, `fetch`, `prefetch` and `shard_numbers` refer to the samples of the epoch that `deal` is in.
-        Without `deal`, and for columns, they refer to those of epoch 0. The length is the same in every epoch.
-
-        Args:
-            of_labels: Whether to ignore pipes that keep the label at each position.
-        """
-        sources = (source for source in upstream_of(self) if isinstance(source, MapPipe))
-        names = (source.redrawn_by(of_labels=of_labels) for source in sources)
-        return next((name for name in names if name is not None), None)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -304,6 +252,17 @@ def _fetches(kind: Any) -> bool:
     return names[0] == "fetch"
 
 
+def blocks_at(pipe: MapPipe, rows: Rows) -> Sequence[Block]:
+    """Return blocks of the samples at some positions. A profile may measure that."""
+    measured: Callable[[Rows], Sequence[Block]] | None = vars(pipe).get(MEASURED)
+    return read_rows(pipe, rows) if measured is None else measured(rows)
+
+
+def read_rows(pipe: MapPipe, rows: Rows) -> Sequence[Block]:
+    """Call `read_blocks` or `fetch` of a pipe, whichever its class implements."""
+    return MapPipe.read_blocks(pipe, rows) if _fetches(type(pipe)) else pipe.read_blocks(rows)
+
+
 def _one_by_one(rows: Rows, fetch: Callable[[int], Any], name: str) -> Sequence[Block]:
     """Return one-sample blocks of the samples that `fetch` returns."""
     blocks = []
@@ -321,7 +280,7 @@ def _one_by_one(rows: Rows, fetch: Callable[[int], Any], name: str) -> Sequence[
 def blocks_of(source: Any, rows: Rows, name: str) -> Sequence[Block]:
     """Return blocks of an indexed source, which may be a stock pipe, for the pipe `name`."""
     if isinstance(source, MapPipe):
-        return source.blocks_at(rows)
+        return blocks_at(source, rows)
     return _one_by_one(rows, lambda position: as_sample(source[position], position, name), name)
 
 
@@ -384,9 +343,53 @@ def _note_read(pipe: MapPipe, position: int) -> None:
     """Note that a sample is read outside of an epoch of `deal`, and warn if random transforms repeat."""
     reads: Reads | None = vars(pipe).get(_READS)
     if reads is None:
-        random_name = Chain.of(pipe).random_name() or pipe.redrawn_by()
+        random_name = Chain.of(pipe).random_name() or redrawing_name(pipe)
         reads = vars(pipe)[_READS] = Reads(pipe, random_name, has_epoch=_EPOCH in vars(pipe))
     reads.note(position)
+
+
+@runtime_checkable
+class _Redrawing(Protocol):
+    """A pipe that knows whether it or a pipe upstream chooses other samples in each epoch."""
+
+    def redrawn_by(self, *, of_labels: bool) -> str | None: ...
+
+
+def redrawing_name(pipe: Any, *, of_labels: bool = False) -> str | None:
+    """Return the name of `pipe`, or of a pipe upstream, if it chooses other samples in each epoch; else None.
+
+    In that case, `fetch`, `prefetch` and shard numbers refer to the samples of the epoch that `deal` is in.
+    Without `deal`, and for columns, they refer to those of epoch 0. The length is the same in every epoch.
+
+    Args:
+        pipe: The pipe.
+        of_labels: Whether to ignore pipes that keep the label at each position.
+    """
+    if isinstance(pipe, _Redrawing):
+        return pipe.redrawn_by(of_labels=of_labels)
+    sources = upstream_of(pipe) if isinstance(pipe, MapPipe) else []
+    names = (redrawing_name(source, of_labels=of_labels) for source in sources)
+    return next((name for name in names if name is not None), None)
+
+
+@runtime_checkable
+class _Sharded(Protocol):
+    """A source of shards, or a plan pipe."""
+
+    def shard_numbers(self) -> NDArray[Any] | None: ...
+
+
+def shard_numbers_of(pipe: Any) -> NDArray[Any] | None:
+    """Return the number of the shard of each sample of an indexed pipe; None if a source has no shards."""
+    origin = before_work(pipe)
+    return origin.shard_numbers() if isinstance(origin, _Sharded) else None
+
+
+def before_work(pipe: Any) -> Any:
+    """Return the pipe before the work pipes at the end of a chain: it has the same samples at the same positions."""
+    while isinstance(pipe, Pipe) and pipe.operation is not None:
+        (pipe,) = upstream_of(pipe)
+    return pipe
 
 
 def is_key(name: str, fields: Container[str]) -> bool:

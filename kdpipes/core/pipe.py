@@ -122,27 +122,6 @@ class Pipe(Fingerprinted):
         """Return the names of the fields that every sample has; None if they are unknown before a sample is read."""
         return None
 
-    def item_form(self) -> ItemForm | None:
-        """Return the form of the items that `select` makes; None if items are samples or the form is unknown."""
-        return self.traits.item_form
-
-    @property
-    def call_arguments(self) -> tuple[str, ...]:
-        """The arguments of the call that made the pipe, as text."""
-        arguments: tuple[str, ...] = vars(self).get(CALLED, ())
-        return arguments
-
-    def keep_call(self, other: Pipe) -> None:
-        """Show the arguments of another pipe instead of this pipe's own."""
-        vars(self)[CALLED] = vars(other)[CALLED]
-
-    def has_quick_length(self, *, may_plan: bool) -> bool:
-        """Return whether `len(pipe)` is fast if the lengths upstream are known.
-
-        With `may_plan`, making a plan from data in memory counts as fast.
-        """
-        return True
-
     def prepare_for_workers(self) -> None:
         """Compute what all workers need, once, before they start."""
 
@@ -257,7 +236,7 @@ def fields_of(source_datapipe: Any) -> frozenset[str] | None:
 
 def form_of(source_datapipe: Any) -> ItemForm | None:
     """Return the form of the items of a pipe; None if items are samples or the form is unknown."""
-    return source_datapipe.item_form() if isinstance(source_datapipe, Pipe) else None
+    return source_datapipe.traits.item_form if isinstance(source_datapipe, Pipe) else None
 
 
 def class_names_of(source_datapipe: Any) -> tuple[str, ...] | None:

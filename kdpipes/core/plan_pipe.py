@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,16 +14,41 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import Joined, Pairs
 from kdpipes.core.errors import ChainError, check_choice
 from kdpipes.core.iter_pipe import IterPipe
-from kdpipes.core.map_pipe import Composition, MapPipe, as_column, indexed
+from kdpipes.core.map_pipe import MapPipe, as_column, before_work, blocks_at, indexed, redrawing_name, shard_numbers_of
 from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
 from kdpipes.core.randomness import choosing, plan_epoch, planning
-from kdpipes.core.registry import pipe_name
+from kdpipes.core.registry import note_methods, pipe_name
 from kdpipes.core.sample import Block, Rows
 from kdpipes.core.shared import Shared
 from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
+
+
+class BatchShares(NamedTuple):
+    """How a `mix` wants each batch to be composed.
+
+    Args:
+        kind: "fixed": `shares` samples of each source; "stratified": samples in proportion to `shares`; "per_source":
+            samples of a single source.
+        shares: The share of each source.
+    """
+
+    kind: Literal["fixed", "stratified", "per_source"]
+    shares: tuple[float, ...]
+
+
+class Composition(NamedTuple):
+    """What a `mix` that composes batches asks of `deal`.
+
+    Args:
+        shares: How each batch must be composed.
+        numbers: Returns the number of the source of each sample, `[num_samples] int`.
+    """
+
+    shares: BatchShares
+    numbers: Callable[[], NDArray[Any]]
 
 
 class PlanPipe(MapPipe):
@@ -199,25 +224,25 @@ class PlanPipe(MapPipe):
         chosen = self.chosen(rows.planned)[rows.positions]
         planned = 0 if self._is_fixed else rows.planned
         if len(self.sources) == 1:
-            return self.source.blocks_at(rows.at(chosen, planned))
+            return blocks_at(self.source, rows.at(chosen, planned))
         numbers, positions = (np.asarray(part) for part in chosen)
         blocks: list[Block] = []
         for number in np.unique(numbers).tolist():
-            for block in self.sources[number].blocks_at(
-                rows.at(positions, planned).part(np.flatnonzero(numbers == number).tolist())
-            ):
+            here = rows.at(positions, planned).part(np.flatnonzero(numbers == number).tolist())
+            for block in blocks_at(self.sources[number], here):
                 block.route = (*block.route, number)
                 blocks.append(block)
         return blocks
 
-    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
+    def redrawn_by(self, *, of_labels: bool) -> str | None:
+        """See `redrawing_name`."""
         self.chosen()
         if self.redraws:
             return pipe_name(self)
         return None if self._is_fixed else self._redrawn_upstream(of_labels=of_labels)
 
     def _redrawn_upstream(self, *, of_labels: bool) -> str | None:
-        names = (source.redrawn_by(of_labels=of_labels) for source in self.sources)
+        names = (redrawing_name(source, of_labels=of_labels) for source in self.sources)
         return next((name for name in names if name is not None), None)
 
     def fingerprint(self) -> Any:
@@ -238,9 +263,13 @@ class PlanPipe(MapPipe):
         return here
 
     def shard_numbers(self) -> NDArray[Any] | None:
+        """Return the number of the shard of each sample, `[len(self)] int`; None if a source has no shards.
+
+        Each round of a repetition has its own shard numbers, so that `deal(shuffle="shards")` keeps the rounds apart.
+        """
         epoch = plan_epoch()
         with self._upstream():
-            numbers = join_shards([source.shard_numbers() for source in self.sources])
+            numbers = join_shards(list(map(shard_numbers_of, self.sources)))
         return None if numbers is None else numbers[self._all(epoch)]
 
     def other_sources(self) -> tuple[MapPipe, ...]:
@@ -248,10 +277,11 @@ class PlanPipe(MapPipe):
         return ()
 
     def composition(self) -> Composition | None:
-        composition = self.source.composition() if len(self.sources) == 1 else None
-        if composition is None:
+        """See `composition_of`."""
+        upstream = composition_of(self.source) if len(self.sources) == 1 else None
+        if upstream is None:
             return None
-        return composition._replace(numbers=partial(self._chosen_numbers, composition.numbers))
+        return upstream._replace(numbers=partial(self._chosen_numbers, upstream.numbers))
 
     def _chosen_numbers(self, numbers: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """Return the number of the source of `mix` of each chosen sample, from those of all samples upstream."""
@@ -318,6 +348,15 @@ class PlanPipe(MapPipe):
     def field_names(self) -> frozenset[str] | None:
         known = [source.field_names() for source in self.sources]
         return None if None in known else frozenset.intersection(*known)  # type: ignore[arg-type]
+
+
+note_methods(PlanPipe, flavour="map")
+
+
+def composition_of(pipe: Any) -> Composition | None:
+    """Return how `deal` must compose each batch of the sources of a `mix` upstream; None if it may do so freely."""
+    origin = before_work(pipe)
+    return origin.composition() if isinstance(origin, PlanPipe) else None
 
 
 class _Recent:

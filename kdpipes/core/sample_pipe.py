@@ -10,11 +10,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from numpy.typing import NDArray
 
-from kdpipes.core.call_text import note_call
+from kdpipes.core.call_text import copy_call, note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import ChainError, add_note, must_be
 from kdpipes.core.iter_pipe import IterPipe, keeps_failures, samples_of
-from kdpipes.core.map_pipe import Composition, MapPipe, blocks_of, is_key
+from kdpipes.core.map_pipe import MapPipe, blocks_of, is_key
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
@@ -96,16 +96,10 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
         if isinstance(self.source, MapPipe):
             self.source.prefetch(order)
 
-    def shard_numbers(self) -> NDArray[Any] | None:
-        return self.source.shard_numbers() if isinstance(self.source, MapPipe) else None
-
-    def composition(self) -> Composition | None:
-        return self.source.composition() if isinstance(self.source, MapPipe) else None
-
     def pick(self, indices: Any) -> MapPipe:
         if self._selects and isinstance(self.source, MapPipe):
             picked = SampleMapperMapDataPipe(self.source.pick(indices), self.operation, self.name)
-            picked.keep_call(self)
+            copy_call(self, picked)
             return picked
         return super().pick(indices)
 

@@ -47,7 +47,7 @@ class Traits:
             samples; "cache" keeps their values; "deal" makes batches; "batch" makes one item of each batch; "device"
             runs in the main process, as do all pipes after it.
         gives: What the pipe yields: "samples", "items" as `select` makes them, or "batches".
-        item_form: The form of the items; None unless `gives` is "items".
+        item_form: The form of the items or batches; None if they are samples, or the form is unknown.
         needs: The names of the fields that samples must have before the operation, as a set.
         reads: The names of the fields that the results depend on, as a set; None if that is unknown.
         changes: The names of the fields whose values change, or that are added, as a set; None if that is unknown.

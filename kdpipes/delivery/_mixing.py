@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class SampleMixing(BatchPipe):
         self._num_classes = None if num_classes is None else check_count("num_classes", num_classes)
         self._name = self.unique_name()
         self._form = form_of(source_datapipe) or ItemForm(())
+        self.traits = replace(self.traits, item_form=form_of(source_datapipe))
         self._fields = {"image": image, "label": label}
         names = self._form.names
         for param, name in self._fields.items():
@@ -46,9 +48,6 @@ class SampleMixing(BatchPipe):
                 hint = f'Select it: `.select("{" ".join([*names, name])}")`; or name another: `{param}=...`.'
                 rule = f"among the fields {', '.join(names)}"
                 raise ValueError(must_be(param, rule, name, closest(name, names).strip() or hint))
-
-    def item_form(self) -> ItemForm | None:
-        return self._form if self._form.names else None
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         """Return the parameters for the images of a batch, drawn from `rng`."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.errors import ChainError, check_choice, check_count, must_be
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, redrawing_name
 from kdpipes.core.messages import counted
 from kdpipes.core.order import ranges
 from kdpipes.core.plan_pipe import warn_of_fixed
@@ -119,7 +119,7 @@ class Batching(ABC):
         """Keep the samples that the plan chooses in epoch 0, with a warning if it would choose others later."""
         if self.fixed_by is None or self.is_fixed or not isinstance(source, MapPipe):
             return
-        redrawn = source.redrawn_by()
+        redrawn = redrawing_name(source)
         if redrawn is not None:
             warn_of_fixed(redrawn, self.fixed_by)
             self.is_fixed = True
@@ -224,7 +224,7 @@ class EqualBatching(Batching):
         return WindowedOrder(shards, self._shards.window, (seed, number))
 
     def _in_shards(self, source: Any, epoch: int) -> ShardOrder:
-        if epoch and isinstance(source, MapPipe) and source.redrawn_by() is not None:
+        if epoch and isinstance(source, MapPipe) and redrawing_name(source) is not None:
             with planning(epoch):  # whose samples may lie in other shards
                 return read_shards(source)
         found: ShardOrder = self._once(lambda: read_shards(source))

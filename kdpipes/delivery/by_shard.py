@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import Permutation, smallest_int
 from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import shard_numbers_of
 from kdpipes.core.order import in_windows, ranges
 from kdpipes.core.randomness import hash_key
 
@@ -84,7 +84,7 @@ class ShardOrder(Fingerprinted):
 
 def read_shards(source: Any) -> ShardOrder:
     """Return the samples of an indexed source by their shard; raise ChainError if it does not know their shards."""
-    numbers = source.shard_numbers() if isinstance(source, MapPipe) else None
+    numbers = shard_numbers_of(source)
     if numbers is None:
         raise ChainError(
             '`deal(shuffle="shards")` needs a source of shards, like `kdp.open_shards`, in every branch of the chain; '

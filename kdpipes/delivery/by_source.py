@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import Permutation, interleave_exactly, share_exactly, smallest_int
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError
-from kdpipes.core.map_pipe import BatchShares, MapPipe
+from kdpipes.core.plan_pipe import BatchShares, composition_of
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.delivery.batching import Arguments, Epoch, EqualBatching, EqualEpoch
@@ -19,10 +19,10 @@ from kdpipes.delivery.layout import Sharding
 
 def shares_of(source: Any) -> BatchShares | None:
     """Return how a `mix` upstream wants batches to be composed; None if it leaves that to `deal`."""
-    if isinstance(source, MapPipe) and (composition := source.composition()) is not None:
-        return composition.shares
+    if (asked := composition_of(source)) is not None:
+        return asked.shares
     pipes = Chain.of(source).pipes
-    mix = next((pipe for pipe in pipes if isinstance(pipe, MapPipe) and pipe.composition() is not None), None)
+    mix = next((pipe for pipe in pipes if composition_of(pipe) is not None), None)
     if mix is not None:
         raise ChainError(
             f"`{pipe_name(mix)}` sets which sources each batch has samples of, but a pipe between it and `deal` joins "
@@ -52,7 +52,9 @@ class BySource(EqualBatching):
     def prepare(self, source: Any, num_ranks: int) -> Any:
         # Each batch of a rank is composed, or each global batch if its size is given.
         size = self._layout.batch_size or self._layout.size_of(num_ranks)
-        return self._once(lambda: SourceOrder(source.composition().numbers(), self.shares, size))
+        asked = composition_of(source)
+        assert asked is not None
+        return self._once(lambda: SourceOrder(asked.numbers(), self.shares, size))
 
     def num_batches(self, source: Any, num_ranks: int) -> int:
         return self._layout.num_batches(self._size(source, num_ranks), num_ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from numbers import Number
 from typing import Any, ClassVar, Literal
@@ -98,16 +99,14 @@ class SampleCollatorIterDataPipe(OneToOne):
         unknown = next((name for name in self._pad if names and name not in names), None)
         if unknown is not None:
             raise ValueError(must_be("pad", f"for the fields {', '.join(names)}", unknown) + closest(unknown, names))
+        form = form_of(source_datapipe)
+        if self._row_size is not None:
+            kind: Any = "dict" if self._form.kind == "dict" else "tuple"
+            form = ItemForm((*names, *_ROW_FIELDS), self._form.has_ctx, kind)
+        self.traits = replace(self.traits, item_form=form)
 
     def __len__(self) -> int:
         return len(self.source)
-
-    def item_form(self) -> ItemForm | None:
-        """Return the form of the batches; None without a `select` upstream."""
-        if self._row_size is not None:
-            names = (*self._form.names, *_ROW_FIELDS)
-            return ItemForm(names, self._form.has_ctx, "dict" if self._form.kind == "dict" else "tuple")
-        return self._form if self._form.names else None
 
     def iterate(self) -> Iterator[Any]:
         for items in self.source:

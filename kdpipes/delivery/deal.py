@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, must_be, without_notes
 from kdpipes.core.iter_pipe import seed_streams
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, blocks_at
 from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
@@ -182,7 +182,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
             for start in range(0, len(rows), block_size) if min(block_size, len(rows)) > 1 else ():
                 blocks: Sequence[Block] = ()
                 try:
-                    blocks = self.source.blocks_at(rows.part(range(len(rows))[start : start + block_size]))
+                    blocks = blocks_at(self.source, rows.part(range(len(rows))[start : start + block_size]))
                     if run.skipper is None or not run.skipper.knows_bad_samples:
                         items |= items_at_once(blocks, self.source, self._seed, run.start.epoch)
                         continue
@@ -239,7 +239,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         """Return the sample of a row, not loaded; of a stock pipe, its item."""
         if not isinstance(self.source, MapPipe):
             return self.source[int(row.positions[0])]
-        (block,) = self.source.blocks_at(row)
+        (block,) = blocks_at(self.source, row)
         return block.sample()
 
     def _finish(self, sample: Any) -> Any:

@@ -24,7 +24,7 @@ from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Block, Sample
 from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
 from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, Batcher, IndexedBatcher, IterDataPipe
-from kdpipes.core.traits import ItemForm, Traits
+from kdpipes.core.traits import Traits
 from kdpipes.delivery.batching import Batching
 from kdpipes.delivery.by_shard import ByShard, Shuffle
 from kdpipes.delivery.clock import EpochClock, Position
@@ -151,6 +151,7 @@ class Dealer(Resumable):
 
     def _configure(self, sizing: Layout | Batching, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
         call_slot("hold_dealt_chains")
+        self.traits = replace(self.traits, item_form=form_of(self.source))
         self._sizing, self.uneven = sizing, sizing.uneven  # what happens to a short last batch
         if isinstance(ranks, bool) or ranks not in ("auto", 1):
             hint = "1 gives every rank all batches; another library may then split them between ranks."
@@ -185,9 +186,6 @@ class Dealer(Resumable):
                     "`.cycle()` reads a random pipe again, in a different order in each worker. Samples would be lost "
                     "and duplicated. Use `.repeat_until(repetitions=...)` instead."
                 )
-
-    def item_form(self) -> ItemForm | None:
-        return form_of(self.source)
 
     def apply_sharding(
         self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT

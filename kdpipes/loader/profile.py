@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import IterPipe, Streaming
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MEASURED, MapPipe, read_rows
 from kdpipes.core.processes import ForkLock
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import MapDataPipe, ShardingFilter
@@ -349,7 +349,7 @@ class Probes:
         node = self.node(place)
         if isinstance(pipe, MapPipe):
             methods = {name: self._measured(getattr(pipe, name), self.node(place, _BESIDES[name])) for name in _BESIDES}
-            return {**methods, "blocks_at": self._measured_blocks(pipe, node, place)}
+            return {**methods, MEASURED: self._measured_blocks(pipe, node, place)}
         if not isinstance(pipe, Streaming):
             self._measure_stock(pipe, node)
             return {}
@@ -388,7 +388,7 @@ class Probes:
 
     def _measured_blocks(self, pipe: Any, node: int, place: int) -> Callable[[Rows], Sequence[Block]]:
         """Return a method that makes samples, measured. Each sample counts as one call."""
-        method = pipe.blocks_at
+        method = partial(read_rows, pipe)
 
         def run(rows: Rows) -> Sequence[Block]:
             meter = self.meters.here.meter

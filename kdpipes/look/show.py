@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from kdpipes.core.call_text import arguments_of
+from kdpipes.core.call_text import arguments_of, call_arguments
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.labels import are_classes, as_classes
@@ -54,7 +54,7 @@ class NodeView:
     def arguments(self) -> tuple[str, ...]:
         """The arguments that the pipe was made with, as text."""
         pipe = self.node.pipe
-        return pipe.call_arguments if isinstance(pipe, Pipe) else tuple(arguments_of(pipe))
+        return call_arguments(pipe) if isinstance(pipe, Pipe) else tuple(arguments_of(pipe))
 
 
 def views_of(chain: Any, *, find_out: bool) -> list[NodeView]:
@@ -103,13 +103,25 @@ def _unit(node: Node, sources: tuple[NodeView, ...]) -> str:
     return units.pop() if len(units) == 1 and not regroups else "item"
 
 
+@runtime_checkable
+class _Slow(Protocol):
+    """A pipe whose length may take long to find out, although the lengths upstream are known."""
+
+    def has_quick_length(self, *, may_plan: bool) -> bool:
+        """Return whether `len(pipe)` is fast.
+
+        With `may_plan`, making a plan from data in memory counts as fast.
+        """
+
+
 def _length(node: Node, sources: tuple[NodeView, ...], find_out: bool) -> int | None:
     """Return the length of a pipe if that costs nothing; None if it is unknown, or the pipe has none."""
     lengths = [source.length for source in sources if source.length is not None]
     if len(lengths) < len(sources):
         return None
     if isinstance(node.pipe, Pipe):
-        is_quick = node.pipe.has_quick_length(may_plan=find_out and sum(lengths) <= _FEW)
+        may_plan = find_out and sum(lengths) <= _FEW
+        is_quick = not isinstance(node.pipe, _Slow) or node.pipe.has_quick_length(may_plan=may_plan)
     else:
         is_quick = bool(sources) or isinstance(node.pipe, _COUNTED)
     try:

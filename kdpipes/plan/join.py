@@ -16,7 +16,7 @@ from kdpipes.core.column import Column, Loaded
 from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
 from kdpipes.core.keys import without_repetition
-from kdpipes.core.map_pipe import MapPipe, as_column, indexed
+from kdpipes.core.map_pipe import MapPipe, as_column, indexed, redrawing_name
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
@@ -111,7 +111,7 @@ class JoinerMapDataPipe(PlanPipe):
             )
 
     def plan(self, epoch: int) -> NDArray[Any]:
-        redrawn = self.other.redrawn_by()
+        redrawn = redrawing_name(self.other)
         if redrawn is not None:
             warn_of_fixed(redrawn, "join")
         keys, others = self.source.column("key").tolist(), self.other.column("key").tolist()

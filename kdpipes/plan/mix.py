@@ -26,10 +26,10 @@ from kdpipes.core.errors import (
     must_be,
 )
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams
-from kdpipes.core.map_pipe import BatchShares, Composition, MapPipe
+from kdpipes.core.map_pipe import MapPipe, blocks_at, redrawing_name, shard_numbers_of
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import gives_samples
-from kdpipes.core.plan_pipe import PlanPipe, join_shards, shared_class_names
+from kdpipes.core.plan_pipe import BatchShares, Composition, PlanPipe, join_shards, shared_class_names
 from kdpipes.core.randomness import plan_epoch, planning
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Block, Rows, Sample
@@ -277,7 +277,7 @@ class MixerMapDataPipe(PlanPipe):
         positions = (counts % lengths[chosen]).astype(smallest_int(max(sizes)))
         taken = np.bincount(chosen, minlength=len(sizes))
         if not epoch:
-            self._is_nested = any(source.redrawn_by() is not None for source in self.sources)
+            self._is_nested = any(redrawing_name(source) is not None for source in self.sources)
         if self._is_changing():
             self._counts = self._counts or [taken.tolist()]
         else:
@@ -293,7 +293,7 @@ class MixerMapDataPipe(PlanPipe):
         blocks: list[Block] = []
         for number, turn in np.unique(turns, axis=1).T.tolist():
             here = np.flatnonzero((turns[0] == number) & (turns[1] == turn)).tolist()
-            for block in self.sources[number].blocks_at(rows.at(positions, turn).part(here)):
+            for block in blocks_at(self.sources[number], rows.at(positions, turn).part(here)):
                 block.route = (*block.route, number)
                 blocks.append(block)
         return blocks
@@ -325,7 +325,7 @@ class MixerMapDataPipe(PlanPipe):
         places = np.cumsum([0, *map(len, self.sources)])[chosen] + positions
         for epoch in np.unique(rounds).tolist():
             with planning(epoch):
-                of_sources = join_shards([source.shard_numbers() for source in self.sources])
+                of_sources = join_shards(list(map(shard_numbers_of, self.sources)))
             if of_sources is None:
                 return None
             numbers[rounds == epoch] = of_sources[places[rounds == epoch]]

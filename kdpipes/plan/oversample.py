@@ -76,7 +76,7 @@ class OversamplerMapDataPipe(PlanPipe):
             self.redraws = not np.array_equal(positions, oversample_exact(labels, epoch=1))
         return positions
 
-    def redrawn_by(self, *, of_labels: bool = False) -> str | None:
+    def redrawn_by(self, *, of_labels: bool) -> str | None:
         redrawn = super().redrawn_by(of_labels=of_labels)
         return None if of_labels and self.redraws else redrawn  # labels stay the same at all positions
 

@@ -12,7 +12,7 @@ from kdpipes.core.arithmetic import Rounds
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import DataError, check_count, check_one_of
 from kdpipes.core.iter_pipe import samples_of, seed_streams
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, shard_numbers_of
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe, join_shards
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
@@ -78,7 +78,7 @@ class RepeaterUntilMapDataPipe(PlanPipe):
         return Rounds(size, self._goal.rounds(size))
 
     def shard_numbers(self) -> NDArray[Any] | None:
-        numbers = self.source.shard_numbers()
+        numbers = shard_numbers_of(self.source)
         return None if numbers is None else join_shards([numbers] * self.chosen().num_rounds)
 
 

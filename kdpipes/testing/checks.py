@@ -22,7 +22,7 @@ import torch
 from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import add_note, must_be
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, redrawing_name
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded
@@ -463,7 +463,7 @@ def check_pipe(build: Any, *, flavour: Flavour | None = None, is_random: bool | 
         hint = "Check a source of your own in a chain: `check_elastic(lambda: Source(...).select(...).deal(...))`."
         raise ValueError(must_be("build", "a function that adds pipes to its argument", build, hint))
     if is_random is None:
-        redrawn = (pipe.redrawn_by() for pipe in chain.of_type(MapPipe))
+        redrawn = (redrawing_name(pipe) for pipe in chain.of_type(MapPipe))
         is_shuffled = chain.deal is not None and chain.deal.pipe.is_shuffled
         is_random = is_shuffled or chain.random_name() is not None or any(name is not None for name in redrawn)
     for promise in PROMISES:

@@ -12,7 +12,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, closest, must_be
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, seed_streams
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, redrawing_name
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
 from kdpipes.core.sample import Sample, finished
@@ -156,7 +156,7 @@ def find_sample(key: str, pipe: MapPipe) -> Sample | None:
     if len(places):
         with planning(0):  # the column holds the keys of epoch 0
             return pipe.fetch(int(places[0]))
-    if pipe.redrawn_by() is None:
+    if redrawing_name(pipe) is None:
         return None
     for number, source in enumerate(upstream_of(pipe)):  # another epoch may contain it
         if isinstance(source, MapPipe) and (sample := find_sample(key, source)) is not None:

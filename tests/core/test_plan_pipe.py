@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
+from kdpipes.core.map_pipe import redrawing_name
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import planning
@@ -73,7 +74,7 @@ def test_a_plan_of_ones_own_needs_only_positions() -> None:
 def test_a_plan_that_redraws_maps_each_epochs_order() -> None:
     source = Told(10)
     chain = EveryOther(source, redraws=True)
-    assert chain.redrawn_by() is not None
+    assert redrawing_name(chain) is not None
     dealt = chain.select("x", bare=True).deal(batch_size=5)
     assert [batch for _ in range(2) for batch in dealt] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
     with planning(1):

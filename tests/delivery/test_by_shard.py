@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from webdataset import TarWriter
 
 import kdpipes as kdp
+from kdpipes.core.map_pipe import shard_numbers_of
 from kdpipes.delivery.by_shard import ShardOrder, WindowedOrder
 
 
@@ -98,18 +99,18 @@ def test_a_window_is_that_of_eight_shards_unless_told() -> None:
 
 def test_repeated_rounds_and_joined_sources_have_own_shards() -> None:
     source = Sharded([5, 5])
-    assert source.repeat_until(repetitions=2).shard_numbers().tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5
+    assert shard_numbers_of(source.repeat_until(repetitions=2)).tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5
     joined = kdp.concat(source, Sharded([2]), Sharded([]))
-    assert joined.shard_numbers().tolist() == [0] * 5 + [1] * 5 + [2] * 2
-    mixed = source.mix(Sharded([10]), weights=[1, 1]).shard_numbers()
+    assert shard_numbers_of(joined).tolist() == [0] * 5 + [1] * 5 + [2] * 2
+    mixed = shard_numbers_of(source.mix(Sharded([10]), weights=[1, 1]))
     assert mixed[mixed < 2].tolist() == [0] * 5 + [1] * 5
     assert sorted(mixed[:10].tolist()) == [0] * 5 + [2] * 5
 
 
 def test_plan_and_work_pipes_pass_the_shards_on() -> None:
     chain = Sharded([4, 4, 4]).filter_classes(valid=[0, 1]).add_field("z", lambda sample: 0).oversample(mode="exact")
-    assert [sample["x"] for sample in chain] == chain.shard_numbers().tolist()
-    assert chain[::-1].shard_numbers().tolist() == chain.shard_numbers().tolist()[::-1]
+    assert [sample["x"] for sample in chain] == shard_numbers_of(chain).tolist()
+    assert shard_numbers_of(chain[::-1]).tolist() == shard_numbers_of(chain).tolist()[::-1]
     order = epoch(chain[::-1].select("x").deal(batch_size=3, shuffle=kdp.by_shard(window=1)))
     assert np.count_nonzero(np.diff(order)) == 2  # each shard in one stretch, wherever the plan has its samples
 

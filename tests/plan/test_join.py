@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kdpipes as kdp
+from kdpipes.core.map_pipe import shard_numbers_of
 
 
 def keyed(keys: list[str], field: str) -> kdp.MapPipe:
@@ -61,7 +62,7 @@ def test_shards_join_shards_whose_samples_lie_elsewhere(tmp_path: Path) -> None:
     latents = kdp.open_shards(shards(tmp_path, "latents", "json", ["d", "c", "b", "a"])).rename_fields(latent="json")
     joined = images.join(latents)
     assert [sample["x"] == sample["latent"] for sample in joined] == [True] * 4
-    assert joined.shard_numbers() is not None
+    assert shard_numbers_of(joined) is not None
     batches = joined.select("x latent").deal(batch_size=2, shuffle="shards", seed=1)
     with kdp.Loader(batches, num_workers=2) as loader:
         assert all(x == latent for batch in loader for x, latent in batch)

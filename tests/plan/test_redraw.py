@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
+from kdpipes.core.map_pipe import redrawing_name
 from kdpipes.delivery import split_ctx
 from tests.resuming import FRESH, digests, inline, jitter, of_rank, processes, threads, travelled
 
@@ -252,7 +253,7 @@ def test_plans_with_nothing_to_redraw_are_as_before() -> None:
             state = loader.state_dict()
         with kdp.Loader(dealt(make(redraw=True))) as loader:
             loader.load_state_dict(state)
-        assert make(redraw=True).redrawn_by() is None
+        assert redrawing_name(make(redraw=True)) is None
 
 
 def test_redraw_must_be_true_or_false() -> None:

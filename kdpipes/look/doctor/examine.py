@@ -16,7 +16,7 @@ import torch
 
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import check_count
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, redrawing_name
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.core.torch_pipes import MapDataPipe
 from kdpipes.delivery.skipping import unrecorded
@@ -209,7 +209,7 @@ def _first_batch(chain: Chain) -> tuple[Any, Any]:
 def _undealt(chain: Chain, pipe: str) -> Finding:
     why = "`kdp.Loader` raises an error for an indexed chain, because nothing decides what a batch is."
     fix = "End it with `.deal(batch_size=...)`; to train, `.deal(batch_size=..., shuffle=True, seed=0)`."
-    redrawn = (one.redrawn_by() for one in chain.of_type(MapPipe))
+    redrawn = (redrawing_name(one) for one in chain.of_type(MapPipe))
     if drawing := chain.random_name() or next((name for name in redrawn if name), None):
         why = f"{why} In torch's DataLoader, `{drawing}` draws the same in every epoch."
         fix = f"{fix} With a DataLoader, call `chain.set_epoch(epoch)` before each epoch."
