@@ -23,7 +23,7 @@ from kdpipes.core.fingerprint import hash_value, lost_attributes
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import warn
-from kdpipes.core.pipe import Pipe
+from kdpipes.core.pipe import Pipe, prepare_for_workers
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded, shards
@@ -71,8 +71,8 @@ class Identity:
 
     def prepare(self) -> None:
         """Compute the digests before any sample is read, so that workers inherit them."""
-        for pipe in Chain.of(self._source).of_type(Pipe):
-            pipe.prepare_for_workers()
+        for pipe in Chain.of(self._source).pipes:
+            prepare_for_workers(pipe)
         for route in Chain.of(self._source).routes():
             self._digest(route)
 

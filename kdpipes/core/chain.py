@@ -15,7 +15,7 @@ import torch
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.graph import edges_from
 from kdpipes.core.operation import ErrorHandler, Operation
-from kdpipes.core.pipe import Pipe, a_datapipe
+from kdpipes.core.pipe import Pipe, a_datapipe, operation_of
 from kdpipes.core.randomness import EpochCounter
 from kdpipes.core.registry import Named, pipe_name, short_name
 from kdpipes.core.stock import is_one_to_one, is_replicable, keeps_items_apart, stock_traits
@@ -84,7 +84,7 @@ class Node:
     @property
     def operation(self) -> Operation | None:
         """The operation of a work pipe; None for all other pipes."""
-        return self.pipe.operation if isinstance(self.pipe, Pipe) else None
+        return operation_of(self.pipe)
 
 
 class Chain:

@@ -22,7 +22,7 @@ from kdpipes.core.fingerprint import stock_fingerprint
 from kdpipes.core.frozen import Reads
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.order import Order
-from kdpipes.core.pipe import Pipe, gives_samples
+from kdpipes.core.pipe import Pipe, gives_samples, operation_of
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, chooser, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_methods, note_name, pipe_name
@@ -387,7 +387,7 @@ def shard_numbers_of(pipe: Any) -> NDArray[Any] | None:
 
 def before_work(pipe: Any) -> Any:
     """Return the pipe before the work pipes at the end of a chain: it has the same samples at the same positions."""
-    while isinstance(pipe, Pipe) and pipe.operation is not None:
+    while operation_of(pipe) is not None:
         (pipe,) = upstream_of(pipe)
     return pipe
 

@@ -71,7 +71,7 @@ class Step(Operation):
 class ErrorHandler(Step):
     """The interface of `.on_error(...)`, which decides about samples that cannot be made."""
 
-    traits = Traits(reads=frozenset(), changes=frozenset(), is_transparent=True, handles_errors=True)
+    traits = Traits(reads=frozenset(), changes=frozenset(), is_transparent=True)
 
     def change(self, block: Block) -> None:
         """Leave the samples as they are: `deal` asks the handler."""

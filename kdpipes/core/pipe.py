@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from kdpipes.core.call_text import CALLED, note_call
 from kdpipes.core.errors import ChainError, closest, must_be
@@ -109,11 +109,6 @@ class Pipe(Fingerprinted):
         is_plain = made_by is object.__init__
         cls.__signature__ = inspect.Signature() if is_plain else _without_first(inspect.signature(made_by))
 
-    @property
-    def operation(self) -> Operation | None:
-        """The operation of a work pipe; None for all other pipes."""
-        return None
-
     def class_names(self) -> tuple[str, ...] | None:
         """Return the names of the classes 0, 1, ... of field `y`; None if they are unknown."""
         return None
@@ -121,16 +116,6 @@ class Pipe(Fingerprinted):
     def field_names(self) -> frozenset[str] | None:
         """Return the names of the fields that every sample has; None if they are unknown before a sample is read."""
         return None
-
-    def prepare_for_workers(self) -> None:
-        """Compute what all workers need, once, before they start."""
-
-    def end_epoch(self, *, in_worker: bool) -> None:
-        """Called at the end of a loader's epoch: in each worker after its last batch, then in the main process."""
-
-    def counters(self) -> dict[str, int]:
-        """Return the pipe's counts over all processes, by name, for the statistics of a loader."""
-        return {}
 
     def fingerprint(self) -> Any:
         """Return plain data that identifies the pipe, without the pipes upstream: by default, its attributes.
@@ -186,6 +171,48 @@ class Pipe(Fingerprinted):
                 if name in NAMES_OF_TORCHDATA and load_torchdata() is not None and name in type(self).functions:
                     return _as_method(super().__getattr__(name), name)
                 raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions), self) from None
+
+
+@runtime_checkable
+class _Working(Protocol):
+    operation: Operation
+
+
+@runtime_checkable
+class _Preparing(Protocol):
+    def prepare_for_workers(self) -> None: ...
+
+
+@runtime_checkable
+class _Ending(Protocol):
+    def end_epoch(self, *, in_worker: bool) -> None: ...
+
+
+@runtime_checkable
+class _Counting(Protocol):
+    def counters(self) -> dict[str, int]: ...
+
+
+def operation_of(pipe: Any) -> Operation | None:
+    """Return the operation of a work pipe; None for all other pipes."""
+    return pipe.operation if isinstance(pipe, _Working) else None
+
+
+def prepare_for_workers(pipe: Any) -> None:
+    """Let a pipe compute what all workers need, once, before they start."""
+    if isinstance(pipe, _Preparing):
+        pipe.prepare_for_workers()
+
+
+def end_epoch(pipe: Any, *, in_worker: bool) -> None:
+    """Tell a pipe that an epoch of a loader is over: in each worker after its last batch, then in the main process."""
+    if isinstance(pipe, _Ending):
+        pipe.end_epoch(in_worker=in_worker)
+
+
+def counters_of(pipe: Any) -> dict[str, int]:
+    """Return the counts of a pipe over all processes, by name, for the statistics of a loader."""
+    return pipe.counters() if isinstance(pipe, _Counting) else {}
 
 
 def _as_method(found: Any, name: str) -> Any:

@@ -37,7 +37,18 @@ _POSITIONAL = {  # hints for arguments that were passed without a name
 _ours: dict[tuple[str, str], Callable[..., Any]] = {}
 _hints: dict[str, str] = {}  # of pipes of one flavour
 _checked_ours: dict[tuple[str, str], Callable[..., Any]] = {}  # the same functions with checks of their arguments
-_methods: dict[str, set[str]] = {"map": set(), "iter": set()}  # of kdpipes' base classes
+_HOOKS = {
+    "composition",
+    "counters",
+    "end_epoch",
+    "has_quick_length",
+    "operation",
+    "prepare_for_workers",
+    "redrawn_by",
+    "shard_numbers",
+}
+# Methods of kdpipes' base classes, and those that only some pipes define.
+_methods: dict[str, set[str]] = {"map": {*_HOOKS}, "iter": {*_HOOKS}}
 
 PipeClass = TypeVar("PipeClass", bound=type)
 

@@ -60,7 +60,6 @@ class Traits:
         is_eager: Whether the operation may load fields when a sample passes. Otherwise, it loads a field only when the
             field is read.
         is_transparent: Whether the pipe changes no sample, so that states fit chains with and without it.
-        handles_errors: Whether the pipe decides what happens to samples that cannot be made.
         holds_back: Whether a stream may hold samples back, so that the sample that leaves the pipe need not be the one
             that was read last.
         counts_whole: Whether what passes depends on the whole stream, so that it cannot be read in lanes; of a source:
@@ -82,7 +81,6 @@ class Traits:
     freezes: bool = False
     is_eager: bool = False
     is_transparent: bool = False
-    handles_errors: bool = False
     holds_back: bool = True
     counts_whole: bool = False
     is_remote: bool = False

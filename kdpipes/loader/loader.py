@@ -25,7 +25,7 @@ from typing import Any, Literal, NoReturn, ParamSpec
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
 from kdpipes.core.on_use import call_slot
-from kdpipes.core.pipe import Pipe
+from kdpipes.core.pipe import counters_of, end_epoch
 from kdpipes.core.processes import ForkLock, uninterrupted
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.stock import is_of_torchdata, shards
@@ -367,8 +367,8 @@ class Loader:
             if self._native is None:
                 self._clock.end()
             self.reading_service.finalize_iteration()
-            for pipe in Chain.of(self._chain).of_type(Pipe):
-                pipe.end_epoch(in_worker=False)
+            for pipe in Chain.of(self._chain).pipes:
+                end_epoch(pipe, in_worker=False)
             raise
         except KeyboardInterrupt:
             # In a notebook the last traceback holds the loader, even if the user deletes it. So the workers end with
@@ -521,8 +521,8 @@ class Loader:
         counters = native.counters
         busy_s = native.counters.busy_s or float("inf")
         of_caches: Counter[str] = Counter()
-        for pipe in Chain.of(self._chain).of_type(Pipe):
-            of_caches.update(pipe.counters())
+        for pipe in Chain.of(self._chain).pipes:
+            of_caches.update(counters_of(pipe))
         return {
             "batches": counters.num_items,
             "samples": counters.num_samples,

@@ -19,7 +19,7 @@ from kdpipes.core.handles import warn_of_handles
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.messages import warn
 from kdpipes.core.on_use import call_slot
-from kdpipes.core.pipe import Pipe
+from kdpipes.core.pipe import prepare_for_workers
 from kdpipes.core.processes import uninterrupted
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.torch_pipes import Collator, IterDataPipe, Mapper
@@ -112,8 +112,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         self._chain = chain
         self._num_main = len(ends)
         self._checkpointer = Checkpointer(chain, self.num_workers)
-        for pipe in Chain.of(chain).of_type(Pipe):
-            pipe.prepare_for_workers()
+        for pipe in Chain.of(chain).pipes:
+            prepare_for_workers(pipe)
         dealer = Chain.of(chain).resumable_deal()
         self._ranks = fix_ranks(chain)
         if self.base_seed is None:

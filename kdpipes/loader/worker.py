@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.pipe import Pipe
+from kdpipes.core.pipe import end_epoch
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.stock import Seeded
 from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, ShardingFilter, graph_settings
@@ -205,7 +205,7 @@ class Producer:
         self._dealer = read.resumable_deal()
         self.is_one_to_one = self._dealer is not None and read.numbering_deal() is self._dealer
         self._dealers = read.of_type(Dealer)
-        self._pipes = read.of_type(Pipe)
+        self._pipes = read.pipes
         counting = [pipe for pipe in read.pipes if isinstance(pipe, Counting)]
         self._counting = [(pipe, pipe.next_epoch()) for pipe in counting]
 
@@ -233,7 +233,7 @@ class Producer:
                     yield
             monitor.finish()
             for each in self._pipes:
-                each.end_epoch(in_worker=True)
+                end_epoch(each, in_worker=True)
         except Exception as error:
             send(Message(Kind.ERROR, content=error))
         else:

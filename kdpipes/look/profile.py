@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_callable, is_number, must_be
 from kdpipes.core.messages import counted
-from kdpipes.core.pipe import Pipe
+from kdpipes.core.pipe import counters_of
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.torch_pipes import MapDataPipe
 from kdpipes.loader import profile as loader_profile
@@ -277,7 +277,7 @@ def _pipe_times(
 
 
 def _cache_counts(measured: Measured) -> list[dict[str, int]]:
-    return [pipe.counters() if isinstance(pipe, Pipe) else {} for pipe in measured.pipes]
+    return list(map(counters_of, measured.pipes))
 
 
 def profile(

@@ -23,7 +23,7 @@ from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import add_note, must_be
 from kdpipes.core.map_pipe import MapPipe, redrawing_name
-from kdpipes.core.pipe import Pipe
+from kdpipes.core.pipe import Pipe, operation_of
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded
 from kdpipes.core.torch_pipes import IterableWrapper, IterDataPipe, MapDataPipe
@@ -282,7 +282,7 @@ def _expecting_deaths() -> Iterator[None]:
 def _keyed(deal: Dealer) -> Any:
     """Return a copy of a `deal` whose batches hold the keys of samples instead of their fields."""
     source = deal.source
-    while isinstance(source, Pipe) and isinstance(source.operation, Selector):
+    while isinstance(operation_of(source), Selector):
         source = Chain.of(source).end.upstream[0].pipe
     copied = copy.copy(deal)
     copied.source = source.select("key ordinal is_padding")

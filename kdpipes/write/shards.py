@@ -35,7 +35,7 @@ from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.iter_pipe import seed_streams
 from kdpipes.core.map_pipe import MapPipe, item_at
 from kdpipes.core.order import Order
-from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
+from kdpipes.core.pipe import class_names_of, fields_of, gives_samples, prepare_for_workers
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
@@ -623,8 +623,8 @@ class _Run:
 
     def _run(self, function: Callable[[_Span], Any], spans: Sequence[_Span], what: str) -> Any:
         if self.num_workers or self.executor is not None:
-            for pipe in Chain.of(self.recipe.pipe).of_type(Pipe):
-                pipe.prepare_for_workers()
+            for pipe in Chain.of(self.recipe.pipe).pipes:
+                prepare_for_workers(pipe)
         return closing(run_jobs(function, spans, executor=self.executor, num_workers=self.num_workers, what=what))
 
     def _write_spans(self, stops: list[int]) -> None:
