@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.fingerprint import stock_fingerprint
-from kdpipes.core.pipe import Pipe
+from kdpipes.core.pipe import Pipe, finished
 from kdpipes.core.randomness import (
     EpochCounter,
     SampleKey,
@@ -28,7 +28,7 @@ from kdpipes.core.randomness import (
     with_stream_keys,
 )
 from kdpipes.core.registry import note_methods, note_name, pipe_name
-from kdpipes.core.sample import Block, Sample, as_sample, finished
+from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.stock import Seeded, has_own_seed, is_of_torchdata, shards
 from kdpipes.core.torch_pipes import Collator, IterDataPipe, Mapper, ShardingFilter, _SnapshotState
 from kdpipes.core.tracebacks import with_short_tracebacks
@@ -183,10 +183,6 @@ class IterPipe(Streaming[Any], IterChain):
     def samples(self) -> Iterator[Sample]:
         """Yield the samples of one epoch, new objects each time."""
         raise TypeError(f"{type(self).__name__} must implement `samples`.")
-
-    def items_of(self, block: Block) -> Sequence[Any]:
-        """Return one item for each sample of a block: the sample, or what `select` makes of it."""
-        return block.samples()
 
     def iterate(self) -> Iterator[Any]:
         self._check_sharding()

@@ -8,12 +8,13 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from enum import Enum
 from itertools import islice, pairwise
 from numbers import Number
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, overload, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kdpipes.core.call_text import copy_call
 from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
 from kdpipes.core.entries import entry_of, field_of, value_of
@@ -22,11 +23,11 @@ from kdpipes.core.fingerprint import stock_fingerprint
 from kdpipes.core.frozen import Reads
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.order import Order
-from kdpipes.core.pipe import Pipe, gives_samples, operation_of
+from kdpipes.core.pipe import Pipe, finished, gives_samples, operation_of
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, chooser, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_methods, note_name, pipe_name
-from kdpipes.core.sample import Block, Rows, Sample, as_sample, finished, one_row
+from kdpipes.core.sample import Block, Rows, Sample, as_sample, one_row
 from kdpipes.core.shared import Shared
 from kdpipes.core.torch_pipes import IndexedConcater as Concater
 from kdpipes.core.torch_pipes import IndexedMapper as Mapper
@@ -44,7 +45,7 @@ _KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
 _EPOCH = "_kdpipes_epoch"
 _READS = "_kdpipes_reads"
 _DRAWING = "_kdpipes_drawing"
-MEASURED = "_kdpipes_measured"  # an attribute of a pipe that is being profiled: what `blocks_at` calls
+MEASURED_ROWS = "_kdpipes_measured_rows"  # an attribute of a pipe that is being profiled: what `blocks_at` calls
 _WATCHED = 8  # samples of a column that show whether its values are drawn at random
 _BULK = 512  # samples of a column that a remote source is asked for at a time
 
@@ -87,10 +88,6 @@ class MapPipe(Pipe, MapChain):
         """
         return _one_by_one(rows, self.fetch, pipe_name(self))
 
-    def items_of(self, block: Block) -> Sequence[Any]:
-        """Return one item for each sample of a block: the sample itself, or its item from `select`."""
-        return block.samples()
-
     def prefetch(self, order: Order) -> None:
         """Start to read the samples that will be fetched. Sources that read over a network override this.
 
@@ -105,15 +102,15 @@ class MapPipe(Pipe, MapChain):
     def __getitem__(self, index: Any) -> Any:
         if type(index) is not int:
             if isinstance(index, slice):
-                return self.pick(range(len(self))[index])
+                return _pick(self, range(len(self))[index])
             if getattr(index, "dtype", None) in (bool, torch.bool):
                 mask = np.asarray(index)
                 if mask.shape != (len(self),):
                     rule = f"A mask must have one entry for each of {len(self)} samples"
                     raise IndexError(f"{rule}, but its shape is {mask.shape}.")
-                return self.pick(np.flatnonzero(mask))
+                return _pick(self, np.flatnonzero(mask))
             if (is_sequence(index) and not isinstance(index, tuple)) or bool(getattr(index, "ndim", 0)):
-                return self.pick(index)
+                return _pick(self, index)
             if isinstance(index, bool) or not hasattr(index, "__index__"):
                 values = f"`pipe.column({index!r})` returns a field of all samples, `pipe[0][{index!r}]` that of one."
                 hint = values if isinstance(index, str) else ""
@@ -147,10 +144,6 @@ class MapPipe(Pipe, MapChain):
 
     def __iter__(self) -> Iterator[Any]:
         return with_short_tracebacks(map(functools.partial(item_at, self), range(len(self))))
-
-    def pick(self, indices: Any) -> MapPipe:
-        """Return a pipe of the samples at some positions, as slicing does."""
-        return cast("MapPipe", self.subset(indices))
 
     def map(self, fn: Callable[..., Any] = default_fn) -> MapperMapDataPipe:
         """Apply a function to each item, like torch's `.map`, but with the same random numbers in any worker.
@@ -195,15 +188,11 @@ class MapPipe(Pipe, MapChain):
                 "the source is made."
             )
 
-    def has_column(self, name: str) -> bool:
-        """Return whether `column(name)` is already in memory."""
-        return name == "y" and _KEPT_LABELS in vars(self)
-
     def _checked_column(self, name: str) -> NDArray[Any]:
         field = None
         if "." in name:
             len(self)  # a source that has not been opened yet knows neither fields nor columns
-            field = None if self.has_column(name) else field_of(name, self.field_names() or ())
+            field = None if has_column(self, name) else field_of(name, self.field_names() or ())
         with planning(0):
             column = as_column(self.read_column(name if field is None else field))
             if field is not None:
@@ -254,7 +243,7 @@ def _fetches(kind: Any) -> bool:
 
 def blocks_at(pipe: MapPipe, rows: Rows) -> Sequence[Block]:
     """Return blocks of the samples at some positions. A profile may measure that."""
-    measured: Callable[[Rows], Sequence[Block]] | None = vars(pipe).get(MEASURED)
+    measured: Callable[[Rows], Sequence[Block]] | None = vars(pipe).get(MEASURED_ROWS)
     return read_rows(pipe, rows) if measured is None else measured(rows)
 
 
@@ -390,6 +379,30 @@ def before_work(pipe: Any) -> Any:
     while operation_of(pipe) is not None:
         (pipe,) = upstream_of(pipe)
     return pipe
+
+
+def _pick(pipe: Any, indices: Any) -> Any:
+    """Return a pipe of the samples at some positions; the items of `select` are picked before they are made."""
+    operation = operation_of(pipe)
+    if operation is not None and operation.traits.gives == "items":
+        (source,) = upstream_of(pipe)
+        if isinstance(source, MapPipe):
+            picked = type(pipe)(_pick(source, indices), operation, pipe_name(pipe))
+            copy_call(pipe, picked)
+            return picked
+    return pipe.subset(indices)
+
+
+def has_column(pipe: Any, name: str) -> bool:
+    """Return whether `pipe.column(name)` is already in memory."""
+    if name == "y" and _KEPT_LABELS in vars(pipe):
+        return True
+    return isinstance(pipe, _Holding) and pipe.has_column(name)
+
+
+@runtime_checkable
+class _Holding(Protocol):
+    def has_column(self, name: str) -> bool: ...
 
 
 def is_key(name: str, fields: Container[str]) -> bool:

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import Joined, Pairs
 from kdpipes.core.errors import ChainError, check_choice
 from kdpipes.core.iter_pipe import IterPipe
-from kdpipes.core.map_pipe import MapPipe, as_column, before_work, blocks_at, indexed, redrawing_name, shard_numbers_of
+from kdpipes.core.map_pipe import (
+    MapPipe,
+    as_column,
+    before_work,
+    blocks_at,
+    has_column,
+    indexed,
+    redrawing_name,
+    shard_numbers_of,
+)
 from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples
@@ -202,10 +211,10 @@ class PlanPipe(MapPipe):
 
     def _plans_quickly(self) -> bool:
         """Return whether `plan` calls no user function and reads no data."""
-        return self.goes_by == "number" or (self.goes_by == "labels" and self.has_column("y"))
+        return self.goes_by == "number" or (self.goes_by == "labels" and has_column(self, "y"))
 
     def has_column(self, name: str) -> bool:
-        return all(source.has_column(name) for source in self.sources)
+        return all(has_column(source, name) for source in self.sources)
 
     def locate(self, index: Any, epoch: int) -> tuple[Any, Any]:
         """Return the numbers of the sources of samples, and the positions in these sources.

@@ -41,6 +41,7 @@ _HOOKS = {
     "composition",
     "counters",
     "end_epoch",
+    "has_column",
     "has_quick_length",
     "operation",
     "prepare_for_workers",

@@ -193,11 +193,6 @@ def stack(samples: Sequence[Sample]) -> Block | None:
     return block
 
 
-def finished(pipe: Any, sample: Sample) -> Any:
-    """Return the item of a sample at the end of a chain: the sample, or what `select` makes of it."""
-    return pipe.items_of(sample.block.only(sample.number))[0]
-
-
 class _Row:
     """State that all views of one sample share."""
 

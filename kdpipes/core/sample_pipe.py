@@ -10,14 +10,14 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from numpy.typing import NDArray
 
-from kdpipes.core.call_text import copy_call, note_call
+from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import ChainError, add_note, must_be
 from kdpipes.core.iter_pipe import IterPipe, keeps_failures, samples_of
-from kdpipes.core.map_pipe import MapPipe, blocks_of, is_key
+from kdpipes.core.map_pipe import MapPipe, blocks_of, has_column, is_key
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
-from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
+from kdpipes.core.pipe import WorkPipe, class_names_of, fields_of, gives_samples
 from kdpipes.core.registry import Named, register, reject_taken
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
@@ -26,7 +26,7 @@ from kdpipes.core.traits import UNDECLARED, Traits
 _FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes passes
 
 
-class SampleMapper(Named, Pipe):
+class SampleMapper(Named, WorkPipe):
     """The base class of work pipes of both flavours: the operation, and what is known before a sample is read."""
 
     source: Any
@@ -43,7 +43,6 @@ class SampleMapper(Named, Pipe):
 
     @property
     def operation(self) -> Operation:
-        """The operation on each sample."""
         return self._operation
 
     @property
@@ -59,9 +58,6 @@ class SampleMapper(Named, Pipe):
         """Apply the operation to one sample."""
         (block,) = self.apply(sample.block)
         return block.sample()
-
-    def items_of(self, block: Block) -> Sequence[Any]:
-        return self._operation.items_of(block)
 
     def class_names(self) -> tuple[str, ...] | None:
         return None if self.operation.traits.column_before("y") is None else class_names_of(self.source)
@@ -96,16 +92,9 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
         if isinstance(self.source, MapPipe):
             self.source.prefetch(order)
 
-    def pick(self, indices: Any) -> MapPipe:
-        if self._selects and isinstance(self.source, MapPipe):
-            picked = SampleMapperMapDataPipe(self.source.pick(indices), self.operation, self.name)
-            copy_call(self, picked)
-            return picked
-        return super().pick(indices)
-
     def has_column(self, name: str) -> bool:
         passed = self.operation.traits.column_before(name)
-        return passed is not None and isinstance(self.source, MapPipe) and self.source.has_column(passed)
+        return passed is not None and has_column(self.source, passed)
 
     def column(self, name: str) -> NDArray[Any]:
         if isinstance(self.source, MapPipe):

@@ -16,9 +16,10 @@ from kdpipes.core.iter_pipe import seed_streams
 from kdpipes.core.map_pipe import MapPipe, blocks_at
 from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
+from kdpipes.core.pipe import finished
 from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.sample import Block, Rows, Sample, finished
+from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.delivery.batching import Arguments, Batching, Epoch, EqualBatching
 from kdpipes.delivery.by_shard import Shuffle

@@ -18,10 +18,10 @@ from kdpipes.core.errors import ChainError, DataError, check_count, must_be
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams, with_failures, with_lost_shards
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.operation import Operation, Step
-from kdpipes.core.pipe import Pipe
+from kdpipes.core.pipe import Pipe, finished
 from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
-from kdpipes.core.sample import Block, Sample, finished, stack
+from kdpipes.core.sample import Block, Sample, stack
 from kdpipes.core.sample_pipe import SampleMapper, SampleMapperIterDataPipe
 from kdpipes.core.stock import is_of_torchdata
 from kdpipes.core.torch_pipes import IterDataPipe, Shuffler

@@ -18,7 +18,7 @@ from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.on_use import call_slot
-from kdpipes.core.pipe import Pipe, form_of
+from kdpipes.core.pipe import Pipe, form_of, items_of
 from kdpipes.core.randomness import RowKey, SampleKey, using_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Block, Sample
@@ -412,7 +412,7 @@ def items_at_once(blocks: Sequence[Block], source: Any, seed: int, epoch: int) -
     try:
         with using_key(RowKey(seed, epoch)):
             for block in blocks:
-                items |= zip(block.places, source.items_of(block), strict=True)
+                items |= zip(block.places, items_of(source, block), strict=True)
     finally:
         for block in blocks:
             block.release()

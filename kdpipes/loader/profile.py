@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import IterPipe, Streaming
-from kdpipes.core.map_pipe import MEASURED, MapPipe, read_rows
+from kdpipes.core.map_pipe import MEASURED_ROWS, MapPipe, read_rows
+from kdpipes.core.pipe import MEASURED_ITEMS
 from kdpipes.core.processes import ForkLock
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import MapDataPipe, ShardingFilter
@@ -34,7 +35,7 @@ _SHORTEST_S = 2e-5  # shorter calls are not part of a trace
 _DEEP = 4
 _choosing = ForkLock()
 COPYING = "copying batches in a thread"
-_BESIDES = {"items_of": "giving samples", "prefetch": "reading ahead"}  # methods
+_ITEMS = "giving samples"
 _NUM_EVENTS = 20_000  # of a thread, for a trace
 _SHARE = 0.005  # of the time, that may go into measuring
 _CALL_S = 3.5e-6  # what measuring one call costs, with all that goes with it, on a slow machine
@@ -348,8 +349,11 @@ class Probes:
         """Let a pipe give measured iterators; return the measured methods of an indexed pipe."""
         node = self.node(place)
         if isinstance(pipe, MapPipe):
-            methods = {name: self._measured(getattr(pipe, name), self.node(place, _BESIDES[name])) for name in _BESIDES}
-            return {**methods, MEASURED: self._measured_blocks(pipe, node, place)}
+            return {
+                MEASURED_ITEMS: partial(self.run, self.node(place, _ITEMS)),
+                MEASURED_ROWS: self._measured_rows(pipe, node, place),
+                "prefetch": self._measured(pipe.prefetch, self.node(place, "reading ahead")),
+            }
         if not isinstance(pipe, Streaming):
             self._measure_stock(pipe, node)
             return {}
@@ -361,10 +365,10 @@ class Probes:
             return {}
         samples = self._measured_items(kind.samples, node, None if pipe.traits.is_plan else place)
         iterate = self._measured_items(kind.iterate, self.node(place, "binding samples"), None)
-        items = partial(self.run, self.node(place, _BESIDES["items_of"]), kind.items_of)
-        measured: dict[str, Function] = {"samples": samples, "iterate": iterate, "items_of": items}
+        measured: dict[str, Function] = {"samples": samples, "iterate": iterate}
         # Methods of this pipe: `deal` copies the streams of its lanes, and copies must not read from the original.
         vars(pipe).update({name: MethodType(method, pipe) for name, method in measured.items()})
+        vars(pipe)[MEASURED_ITEMS] = partial(self.run, self.node(place, _ITEMS))
         return {}
 
     def _measure_stock(self, pipe: Any, node: int) -> None:
@@ -386,7 +390,7 @@ class Probes:
 
         return run
 
-    def _measured_blocks(self, pipe: Any, node: int, place: int) -> Callable[[Rows], Sequence[Block]]:
+    def _measured_rows(self, pipe: Any, node: int, place: int) -> Callable[[Rows], Sequence[Block]]:
         """Return a method that makes samples, measured. Each sample counts as one call."""
         method = partial(read_rows, pipe)
 

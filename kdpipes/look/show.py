@@ -9,7 +9,7 @@ from kdpipes.core.call_text import arguments_of, call_arguments
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.labels import are_classes, as_classes
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, has_column
 from kdpipes.core.messages import counted
 from kdpipes.core.pipe import Pipe
 from kdpipes.core.secrets import printable, safe_text
@@ -131,7 +131,7 @@ def _length(node: Node, sources: tuple[NodeView, ...], find_out: bool) -> int | 
 
 
 def _classes(pipe: Any) -> dict[str, int] | None:
-    if not isinstance(pipe, MapPipe) or not pipe.has_column("y"):
+    if not isinstance(pipe, MapPipe) or not has_column(pipe, "y"):
         return None
     labels = as_classes(pipe.column("y"))
     if not are_classes(labels):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, has_column
 from kdpipes.core.messages import counted
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import planning
@@ -138,7 +138,7 @@ def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Delivere
         if total >= max_samples:
             break
     places: Any = np.concatenate(found)
-    labels = source.column("y")[places] if isinstance(source, MapPipe) and source.has_column("y") else None
+    labels = source.column("y")[places] if isinstance(source, MapPipe) and has_column(source, "y") else None
     # Go back to places in the sources, so that samples that `permute` moved apart count as moved.
     for node in Chain.of(source).path():
         if isinstance(node.pipe, PlanPipe):

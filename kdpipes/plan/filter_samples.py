@@ -14,7 +14,7 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.entries import entry_of, field_of, value_of
 from kdpipes.core.errors import is_sequence, must_be
 from kdpipes.core.iter_pipe import samples_of
-from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.map_pipe import MapPipe, as_column, has_column
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
@@ -110,9 +110,9 @@ class SampleFilterIterDataPipe(StreamPlanPipe):
 
 def _columns(source: MapPipe, names: Sequence[str]) -> list[NDArray[Any]]:
     """Return fields of all samples, or entries of fields. A field is read once, even for several of its entries."""
-    fields = {name: field_of(name, source.field_names() or ()) for name in names if not source.has_column(name)}
-    numbers = Counter(field for field in fields.values() if field is not None)
-    read = {field: source.column(field).tolist() for field, number in numbers.items() if number > 1}
+    fields = {name: field_of(name, source.field_names() or ()) for name in names if not has_column(source, name)}
+    often = {field for field, number in Counter(fields.values()).items() if field is not None and number > 1}
+    read = {field: source.column(field).tolist() for field in often}
 
     def column(name: str) -> NDArray[Any]:
         field = fields.get(name)

@@ -16,7 +16,7 @@ from kdpipes.core.column import Column, Loaded
 from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
 from kdpipes.core.keys import without_repetition
-from kdpipes.core.map_pipe import MapPipe, as_column, indexed, redrawing_name
+from kdpipes.core.map_pipe import MapPipe, as_column, has_column, indexed, redrawing_name
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
@@ -210,7 +210,7 @@ class JoinerMapDataPipe(PlanPipe):
 
     def has_column(self, name: str) -> bool:
         added = self._added()
-        return self.other.has_column(name) if added is not None and name in added else super().has_column(name)
+        return has_column(self.other, name) if added is not None and name in added else super().has_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:
         added = self._added()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import by_label, class_counts, draw_weighted, missing_of
 from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_count, check_flag, check_one_of, check_seed, is_number, must_be
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, has_column
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.shared import Shared
@@ -100,7 +100,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
     _temperature: float | Callback | None = None  # set only if given, so that other fingerprints stay as they were
 
     def _plans_quickly(self) -> bool:
-        return self.has_column("y")
+        return has_column(self, "y")
 
     def plan(self, epoch: int) -> NDArray[Any]:
         if epoch and not self._is_changing():

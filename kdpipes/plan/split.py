@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import assign_groups, divide_classes, hash_values, positions_by_class, smallest_int
 from kdpipes.core.errors import check_count, check_number, check_seed, must_be
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.map_pipe import MapPipe, has_column
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import hash_key
@@ -87,7 +87,7 @@ def split(
     take = partial(PartTakerMapDataPipe, source_datapipe, ends=ends, by=by, groups=groups, seed=seed)
     parts = [take(part) for part in range(len(shares))]
     # If the column must be read first, the first use of a part finds it.
-    if (groups or by != "y") and parts[0].source.has_column(groups or by):
+    if (groups or by != "y") and has_column(parts[0].source, groups or by):
         _reject_labels(parts[0].source, groups or by)
     if folds is None:
         return namedtuple("Split", shares)(*parts)
@@ -168,7 +168,7 @@ note_name(PartTakerMapDataPipe, "split")
 
 def _reject_labels(source: MapPipe, name: str) -> None:
     """Raise ValueError if the values of a field are the labels, under their own or another name."""
-    if name == "key" or not source.has_column("y"):
+    if name == "key" or not has_column(source, "y"):
         return
     values, labels = (hash_values(source.column(column), seed) for column, seed in ((name, b"0"), ("y", b"1")))
     numbers = {len(np.unique(hashes)) for hashes in (values, labels, values ^ labels)}

@@ -11,7 +11,7 @@ from kdpipes.core.entries import entry_column, field_of
 from kdpipes.core.errors import FieldError, check_flag, is_sequence, must_be, reject_field
 from kdpipes.core.operation import Step
 from kdpipes.core.randomness import row_key
-from kdpipes.core.sample import Block, Sample, finished
+from kdpipes.core.sample import Block, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import ItemForm, Traits
 
@@ -253,7 +253,7 @@ class Selector(Step):
         """Leave the samples unchanged: `items_of` makes the items."""
 
     def __call__(self, sample: Sample) -> Any:
-        return finished(self, sample)
+        return self.items_of(sample.block.only(sample.number))[0]
 
     def items_of(self, block: Block) -> Sequence[Any]:
         block.drop_inputs()

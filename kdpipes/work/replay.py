@@ -13,9 +13,10 @@ from kdpipes.core.errors import ChainError, DataError, closest, must_be
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, seed_streams
 from kdpipes.core.map_pipe import MapPipe, redrawing_name
+from kdpipes.core.pipe import finished
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
-from kdpipes.core.sample import Sample, finished
+from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapper
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, Shuffler
 
