@@ -257,7 +257,7 @@ def _part_of(pipe: Any) -> tuple[int, int]:
 
 
 def seed_streams(
-    nodes: Iterable[Node], seed: int, epoch: int, *, round: int = 0, keeps_own_seeds: bool = False
+    nodes: Iterable[Node], seed: int, epoch: int, *, place: int = 0, round: int = 0, keeps_own_seeds: bool = False
 ) -> None:
     """Seed streams, and all other random pipes in a chain, for an epoch.
 
@@ -268,10 +268,10 @@ def seed_streams(
         nodes: The nodes of the chain, its end first.
         seed: The seed of all epochs.
         epoch: The epoch number, from 0.
+        place: The number of nodes at the end of the chain that `nodes` leaves out.
         round: The number of times that the streams have been read in this epoch.
         keeps_own_seeds: Whether to leave out stock pipes with a seed of their own, `.shuffle().set_seed(1)`.
     """
-    place = 0
     for node in nodes:
         pipe = node.pipe
         if isinstance(pipe, IterPipe):

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, must_be, without_notes
-from kdpipes.core.iter_pipe import seed_streams
 from kdpipes.core.map_pipe import MapPipe, blocks_at
 from kdpipes.core.messages import warn
 from kdpipes.core.order import Order
@@ -123,11 +122,15 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         """Return how an epoch is cut into the batches of a rank."""
         return self._batching.epoch(self.source, Sharding(ranks.rank, ranks.num_ranks), self._seed, number)
 
+    def plan_of(self, epoch: int) -> int:
+        """Return the epoch whose plan decides which samples an epoch delivers."""
+        return 0 if self._batching.is_fixed else epoch
+
     def row_size(self) -> int | None:
         return self._batching.row_size
 
     def batches_of(self, run: Run) -> Generator[tuple[Dealt, Callable[[], list[Any]]]]:
-        seed_streams(reversed(Chain.of(self.source)), self._seed, run.start.epoch)
+        self.seed_epoch(run.start.epoch)
         epoch = self._batching.epoch(self.source, run.sharding, self._seed, run.start.epoch)
         if epoch.num_samples and not epoch.num_batches:
             warn(self._batching.why_empty(epoch, run.sharding.num_ranks))
@@ -136,7 +139,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         first = run.start.number
         batches = range(run.sharding.first_from(first), epoch.num_batches, run.sharding.num_workers)
         block_size = self._block_size()
-        planned = 0 if self._batching.is_fixed else run.start.epoch  # the epoch whose samples are delivered
+        planned = self.plan_of(run.start.epoch)
         # A stock pipe passes no request on.
         prefetches = self.reads_ahead and isinstance(self.source, MapPipe)
         traits = [node.traits for node in Chain.of(self.source)]

@@ -482,7 +482,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
     ) -> Iterator[Any]:
         """Return the items of a part of the stream, starting at a cursor."""
         seed = int.from_bytes(hash_key(self._seed, "part", part)[:7], "little") if part else self._seed
-        seed_streams(reversed(Chain.of(source)), seed, epoch)
+        seed_streams(reversed(Chain.of(source)), seed, epoch, place=self._num_dropped)
         for shards in Chain.of(source).of_type(Shards):  # type: ignore[type-abstract]
             shards.order_by(hash_key("shards", self._seed, epoch) if self._shuffle else None)
             shards.read_part(part, num_parts)

@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be
 from kdpipes.core.graph import upstream_of
-from kdpipes.core.iter_pipe import IterPipe, Streaming
+from kdpipes.core.iter_pipe import IterPipe, Streaming, seed_streams
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.pipe import Pipe, form_of, items_of
@@ -147,6 +147,7 @@ class Dealer(Resumable):
     traits = Traits(role="deal", gives="batches")
     is_for_all_ranks = False  # whether every rank gets all batches
     has_lanes = False  # whether workers and ranks read parts of a stream, not all of it
+    _num_dropped = 0  # pipes at the end of `source` that this copy leaves out
     reads_ahead = True  # whether remote sources prefetch the next batches
 
     def _configure(self, sizing: Layout | Batching, shuffle: Shuffle, seed: int, ranks: DealRanks) -> None:
@@ -269,6 +270,10 @@ class Dealer(Resumable):
         """Make `epoch` the number of the next iteration, from 0. A state loaded for that epoch stays valid."""
         self.clock.choose(check_count("epoch", epoch, minimum=0))
 
+    def seed_epoch(self, epoch: int) -> None:
+        """Seed the random pipes upstream for an epoch."""
+        seed_streams(reversed(Chain.of(self.source)), self._seed, epoch, place=self._num_dropped)
+
     def close_kept(self) -> None:
         """Close the files kept open between epochs."""
 
@@ -297,6 +302,7 @@ class Dealer(Resumable):
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
         dealer.source, dealer.clock = self.source.source if is_selected else self.source, EpochClock()
+        dealer._num_dropped = int(is_selected)
         dealer._seed = self._seed if seed is None else seed
         dealer.monitor = Monitor()
         dealer.monitor.seen = seen
@@ -342,6 +348,15 @@ class Dealer(Resumable):
     def sizes(self) -> dict[str, Any]:
         """Return the sizes on which the batches depend, besides the fingerprint."""
         return self._sizing.sizes(self.sharding().num_ranks)
+
+    def num_ranks_in(self, state: Mapping[str, Any]) -> int:
+        """Return the number of ranks of the run that a state comes from; the current one if the state does not say."""
+        if "num_ranks" in state:
+            return check_count("state['num_ranks']", state["num_ranks"])
+        alone, together = self._sizing.sizes(1).get("global_batch_size"), state.get("global_batch_size")
+        if alone and together and together != alone:
+            return int(together // alone)
+        return self.sharding().num_ranks
 
     def row_size(self) -> int | None:
         """Return the number of tokens in a row of packed samples; None if samples are not packed."""
