@@ -25,8 +25,8 @@ from kdpipes.delivery.lanes import Lanes as lanes
 from kdpipes.delivery.own_order import OwnBatches as own_batches
 from kdpipes.delivery.own_order import OwnOrder as own_order
 from kdpipes.delivery.packed import Packed as packed
+from kdpipes.loader.find import find as find
 from kdpipes.loader.loader import Loader as Loader
-from kdpipes.loader.rebuild_batch import rebuild_batch as rebuild_batch
 from kdpipes.loader.services import ProcessReadingService as ProcessReadingService
 from kdpipes.loader.services import ThreadReadingService as ThreadReadingService
 from kdpipes.look.batch import show_batch as show_batch
@@ -91,6 +91,7 @@ __all__ = [
     "concat",
     "doctor",
     "doctor_rule",
+    "find",
     "from_dataset",
     "from_ids",
     "from_table",
@@ -107,7 +108,6 @@ __all__ = [
     "packed",
     "plot_classes",
     "profile",
-    "rebuild_batch",
     "replay",
     "sample_pipe",
     "show_batch",

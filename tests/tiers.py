@@ -74,7 +74,7 @@ delivery/test_mixup.py
 delivery/test_lanes.py
 delivery/test_process_reading_service.py
 delivery/test_ranks_now.py
-delivery/test_rebuild_batch.py
+loader/test_find.py
 delivery/test_shared_buffers.py
 delivery/test_thread_reading_service.py
 hosts/test_torch.py
@@ -176,8 +176,8 @@ delivery/test_interrupts.py
 delivery/test_lifetimes.py
 delivery/test_process_reading_service.py::test_spawned_workers_print_nothing
 delivery/test_ranks.py
-delivery/test_rebuild_batch.py::test_any_state_will_do
-delivery/test_rebuild_batch.py::test_streams_are_read_again
+loader/test_find.py::test_any_state_will_do
+loader/test_find.py::test_streams_are_read_again
 look/test_notebook.py
 sources/test_open_records.py::test_all_kinds_of_workers_read_them_after_this_process
 sources/test_open_shards_elsewhere.py

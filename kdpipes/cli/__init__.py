@@ -15,7 +15,7 @@ import click
 from kdpipes._version import __version__
 from kdpipes.cli._commands import INTERRUPTED, Commands
 from kdpipes.cli.cache import cache
-from kdpipes.cli.chains import demo, doctor, replay, verify
+from kdpipes.cli.chains import demo, doctor, find, replay, verify
 from kdpipes.cli.data import copy, index, inspect
 from kdpipes.cli.write import pack, records
 from kdpipes.core.secrets import safe_text
@@ -23,7 +23,7 @@ from kdpipes.core.secrets import safe_text
 __all__ = ["COMMANDS", "main"]
 
 
-@click.group(cls=Commands, commands=[cache, copy, demo, doctor, index, inspect, pack, records, replay, verify])
+@click.group(cls=Commands, commands=[cache, copy, demo, doctor, find, index, inspect, pack, records, replay, verify])
 @click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(__version__, message="kdpipes %(version)s")
 def _kdpipes(traceback: bool) -> None:

@@ -1,4 +1,4 @@
-"""Commands about chains and their runs: `demo`, `doctor`, `replay` and `verify`."""
+"""Commands about chains and their runs: `demo`, `doctor`, `find`, `replay` and `verify`."""
 
 from __future__ import annotations
 
@@ -108,6 +108,52 @@ def replay(
 
     replay_grid(chain_of(chain), seed=seed, epoch=epoch, batch=batch, field=field).save(out)
     return Answer({"path": out, "epoch": epoch, "batch": batch}, f"Batch {batch} of epoch {epoch}: {out}")
+
+
+@command
+def find(
+    chain: str,
+    *,
+    epoch: int = 0,
+    num_epochs: int = 1,
+    batch: int | None = None,
+    step: int | None = None,
+    key: str | None = None,
+    state: str | None = None,
+    num_ranks: int | None = None,
+) -> Answer:
+    """Name the samples of a batch, or the batches that have a sample.
+
+    Nothing needs to have been recorded during the run. CHAIN is module:name or
+    file.py:name, a pipe or a function that makes it. The module is run.
+
+    Args:
+        epoch: First epoch to look at.
+        num_epochs: Number of epochs to look at.
+        batch: Number of the batch in the epoch.
+        step: Number of the batch since the start of the run.
+        key: Key of a sample.
+        state: JSON file of a state of the loader.
+        num_ranks: Ranks of the run.  [default: that of the state, or 1]
+
+    Examples:
+      kdpipes find train.py:chain --step 34120
+      kdpipes find train:chain --key cat/0012.jpg --num-epochs 10
+      kdpipes find train:chain --state state.json --json
+
+    JSON:
+      {"samples": [{"epoch": 0, "batch": 3, "rank": 0, "ordinal": 6,
+                    "position": 1, "key": "1", "label": 1,
+                    "is_padding": false}]}
+    """
+    from kdpipes.loader.find import find
+
+    loaded = None if state is None else json.loads(Path(state).read_text(encoding="utf-8"))
+    asked = (batch, step, key, state)
+    epochs = None if step is not None or asked == (None, None, None, state) else range(epoch, epoch + num_epochs)
+    found = find(chain_of(chain), loaded, batch, epoch=epochs, step=step, key=key, num_ranks=num_ranks)
+    samples = [sample._asdict() for sample in found.samples]
+    return Answer({"samples": samples}, str(found))
 
 
 @command

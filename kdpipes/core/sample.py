@@ -610,7 +610,7 @@ class _Unknown:
     def reject(self) -> NoReturn:
         raise ChainError(
             f"`{self._operation}` draws random numbers, but the ctx does not contain them. Put `.record_ctx()` before "
-            "it, or rebuild the whole batch with `kdp.rebuild_batch`."
+            "it, or make the whole batch again with `kdp.find`."
         )
 
     def __getattr__(self, name: str) -> Any:

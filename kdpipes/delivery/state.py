@@ -143,25 +143,7 @@ class Checkpointer:
             ValueError: It is not a state, or belongs to another version, other batches or another chain; or one of its
                 entries has a wrong type or is out of range.
         """
-        try:
-            repr(state)  # the errors below show its entries
-        except RecursionError:
-            raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state)) from None
-        is_state = isinstance(state, Mapping) and {"version", "epoch", "batch", "pipes"} <= set(state)
-        if is_state and state["version"] != _VERSION:
-            raise ValueError(
-                f"The state has version {state['version']!r}, not {_VERSION}. Resume with the kdpipes that saved it."
-            )
-        pipes = state["pipes"] if is_state else None
-        if not isinstance(pipes, list | tuple) or not all(isinstance(entry, str) for entry in pipes):
-            raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
-        difference = _difference(list(pipes), self.pipes)
-        if difference and strict:
-            hint = (
-                "Make the chain as it was when the state was saved. If you changed it on purpose, "
-                "`load_state_dict(state, strict=False)` resumes at the same batch of the changed chain."
-            )
-            raise ValueError(f"The state does not fit the chain: {difference} {hint}")
+        difference = check_state(state, self.pipes, strict=strict)
         self._reject_other_numbers(state)
         if difference:
             warn(f"The state does not fit the chain: {difference}")
@@ -224,6 +206,34 @@ class Checkpointer:
                     "the batches of this chain depend on them. This is so with `kdp.by_length(max_tokens=...)` "
                     "(but not `global_max_tokens`), without `deal`, and with pipes after it that hold items back."
                 )
+
+
+def check_state(state: Any, pipes: list[str], *, strict: bool = True) -> str:
+    """Return how a state differs from a chain with the fingerprints `pipes`; an empty text if it fits.
+
+    Raises:
+        ValueError: It is not a state, or one of another version; or it differs, and `strict` is True.
+    """
+    try:
+        repr(state)  # the errors below show its entries
+    except RecursionError:
+        raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state)) from None
+    is_state = isinstance(state, Mapping) and {"version", "epoch", "batch", "pipes"} <= set(state)
+    if is_state and state["version"] != _VERSION:
+        raise ValueError(
+            f"The state has version {state['version']!r}, not {_VERSION}. Resume with the kdpipes that saved it."
+        )
+    then = state["pipes"] if is_state else None
+    if not isinstance(then, list | tuple) or not all(isinstance(entry, str) for entry in then):
+        raise ValueError(must_be("state_dict", "what `state_dict()` of a Loader returns", state))
+    difference = _difference(list(then), pipes)
+    if difference and strict:
+        hint = (
+            "Make the chain as it was when the state was saved. If you changed it on purpose, "
+            "`load_state_dict(state, strict=False)` resumes at the same batch of the changed chain."
+        )
+        raise ValueError(f"The state does not fit the chain: {difference} {hint}")
+    return difference
 
 
 def state_of(chain: Any) -> dict[str, Any]:

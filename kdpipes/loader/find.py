@@ -1,65 +1,328 @@
-"""`rebuild_batch`: rebuild a single batch of an epoch without making the batches before it."""
+"""`find`: say which samples any batch of a run had, and which batches had a sample; make a batch again."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import groupby
+from typing import Any, NamedTuple
 
-from kdpipes.core.errors import check_count, must_be
+import numpy as np
+from numpy.typing import NDArray
+
+from kdpipes.core.chain import Chain
+from kdpipes.core.errors import ChainError, check_count, is_sequence, must_be
+from kdpipes.core.map_pipe import MapPipe, blocks_at
+from kdpipes.core.randomness import SampleKey, planning
+from kdpipes.core.sample import Block, Rows, Sample
+from kdpipes.delivery.batching import Epoch
+from kdpipes.delivery.layout import Ranks
+from kdpipes.delivery.state import check_state
 from kdpipes.loader.loader import Loader
 from kdpipes.loader.services import ThreadReadingService
 
+_AT_ONCE = 1 << 16  # samples whose keys are compared together
 
-def rebuild_batch(
-    source_datapipe: Any, state: Mapping[str, Any], batch_number: int | None = None, *, epoch: int | None = None
-) -> Any:
-    """Return exactly the same batch that a loader has delivered, including augmentations.
+
+class FoundSample(NamedTuple):
+    """One sample of a batch.
 
     Args:
-        source_datapipe: The chain of the loader.
-        state: The return value of the loader's `state_dict()`, taken at any time.
-        batch_number: The number of the batch in the epoch, from 0; by default, the one after the state.
-        epoch: The epoch number, from 0; by default, that of the state.
+        epoch: The number of the epoch, from 0.
+        batch: The number of the batch in the epoch, from 0.
+        rank: The rank that got the sample.
+        ordinal: The position of the sample in the dealt epoch. With the seed and the epoch, it decides all random
+            numbers of the sample.
+        position: The position of the sample in its source.
+        key: The key of the sample.
+        label: The value of field `y`; None if there is no such field.
+        is_padding: Whether the sample fills up a last batch (`deal(uneven="pad")`).
+    """
+
+    epoch: int
+    batch: int
+    rank: int
+    ordinal: int
+    position: int
+    key: str
+    label: Any
+    is_padding: bool
+
+
+class Found:
+    """What `find` has found. It is computed when it is read.
+
+    Args:
+        chain: The chain.
+        state: A state of the loader; None for a run from the beginning.
+        epochs: The epochs to look at.
+        batch: The number of the batch; None for the one after the state, or for all batches with a sample of `key`.
+        key: The key of the samples; None for all samples.
+        num_ranks: The number of ranks.
+    """
+
+    def __init__(
+        self,
+        chain: Any,
+        state: Mapping[str, Any] | None,
+        epochs: Sequence[int],
+        batch: int | None,
+        key: str | None,
+        num_ranks: int,
+    ) -> None:
+        self._chain, self._state, self._epochs = chain, state, epochs
+        self._key, self._num_ranks = key, num_ranks
+        self._asked = batch
+        self._batch = state["batch"] if batch is None and key is None and state is not None else batch
+
+    @cached_property
+    def samples(self) -> list[FoundSample]:
+        """The samples, in the order of epochs, batches, ranks and ordinals.
+
+        Samples that `on_error` has left out or replaced are named as if they had been delivered.
+        """
+        dealer = _dealer_of(Chain.of(self._chain).copy_pipes())
+        matches = None if self._key is None else _Matches(self._key)
+        samples: list[FoundSample] = []
+        for epoch in self._epochs:
+            if isinstance(dealer.source, MapPipe):
+                of_epoch = self._planned(dealer, epoch, matches)
+            else:
+                of_epoch = self._read(dealer, epoch)
+            samples += sorted(of_epoch, key=lambda sample: sample[:4])
+        return samples
+
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """The epoch and the number of each batch with one of the samples."""
+        return [step for step, _ in groupby(sample[:2] for sample in self.samples)]
+
+    def load(self) -> Any:
+        """Make the batch of this process's rank again, exactly as a loader has delivered it.
+
+        Raises:
+            ValueError: `find` was not asked for a single batch.
+            IndexError: The epoch has no such batch.
+        """
+        if self._batch is None or len(self._epochs) != 1:
+            raise ValueError("`load()` needs one batch: `kdp.find(chain, epoch=..., batch=...).load()`.")
+        (epoch,) = self._epochs
+        state = self._state
+        if state is None:
+            with Loader(self._chain) as loader:
+                state = loader.state_dict()
+        return _load(self._chain, state, self._asked, epoch)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __iter__(self) -> Iterator[FoundSample]:
+        return iter(self.samples)
+
+    def __repr__(self) -> str:
+        if not self.samples:
+            return f"No batch has a sample with the key {self._key!r}."
+        header = ("epoch", "batch", "rank", "ordinal", "position", "key", "label")
+        rows = [header, *(tuple(map(str, sample[:7])) for sample in self.samples)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def _planned(self, dealer: Any, epoch: int, matches: _Matches | None) -> Iterator[FoundSample]:
+        """Yield the samples of an epoch of an indexed chain, whose plan is known. No field but `y` is read."""
+        dealer.seed_epoch(epoch)
+        for rank in range(self._num_ranks):
+            plan = dealer.planned_epoch(epoch, Ranks(rank, self._num_ranks))
+            batches: Iterable[int] = range(plan.num_batches)
+            if self._batch is not None:
+                if self._batch >= plan.num_batches:
+                    raise _absent(epoch, self._batch)
+                batches = [self._batch]
+            for numbers, ordinals, positions in _parts(plan, batches):
+                keys = [SampleKey()] * len(positions)
+                rows = Rows(positions, partial(list, keys), dealer.plan_of(epoch), range(len(positions)))
+                with planning(rows.planned):
+                    if matches is not None:
+                        blocks = blocks_at(dealer.source, rows)
+                        rows = rows.part(sorted(place for block in blocks for place in matches.places(block)))
+                    for block in blocks_at(dealer.source, rows) if len(rows) else ():
+                        for number, place in enumerate(block.places):
+                            ordinal = int(ordinals[place])
+                            is_padding = ordinal >= plan.num_samples
+                            yield _found(block.sample(number), epoch, int(numbers[place]), rank, ordinal, is_padding)
+
+    def _read(self, dealer: Any, epoch: int) -> Iterator[FoundSample]:
+        """Yield the samples of an epoch of a stream, which must be read up to them; only of this process's rank."""
+        for number, samples in dealer.whole_batches(epoch):
+            if self._batch is None or number == self._batch:
+                for sample in samples:
+                    if self._key is None or sample.key == self._key:
+                        rank = dealer.sharding().rank
+                        yield _found(sample, epoch, number, rank, sample.ordinal, sample.draw.is_padding)
+            if number == self._batch:
+                return
+        if self._batch is not None:
+            raise _absent(epoch, self._batch)
+
+
+def find(
+    source_datapipe: Any,
+    state: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+    *,
+    epoch: int | Sequence[int] | None = None,
+    step: int | None = None,
+    key: str | None = None,
+    num_ranks: int | None = None,
+) -> Found:
+    """Say which samples a batch of a run had, or which batches had a sample, and make a batch again.
+
+    An epoch is a function of the chain, the seed and the epoch's number, so nothing needs to have been recorded during
+    the run. Indexed chains are not read, except for labels. A stream is read up to the batch.
+
+    Args:
+        source_datapipe: The chain of the loader, as it was in the run.
+        state: What `state_dict()` of the loader returned, taken at any time of the run. It gives the number of ranks,
+            and the epoch and the batch that come next if they are not passed.
+        batch: The number of the batch in the epoch, from 0.
+        epoch: The number of the epoch, from 0; or several, such as `range(10)`.
+        step: The number of the batch since the start of the run, in place of `batch` and `epoch`.
+        key: The key of a sample: only samples with this key are returned.
+        num_ranks: The number of ranks; by default, that of `state`, or the current one.
+
+    Returns:
+        An object with `samples`, a list of named tuples (epoch, batch, rank, ordinal, position, key, label,
+        is_padding); `steps`, the batches with one of them, as pairs (epoch, batch); and `load()`, which makes the batch
+        again, including augmentations. It prints as a table.
 
     Raises:
+        ChainError: The chain has no `deal` whose batches are numbered.
         IndexError: The epoch has no such batch.
         ValueError: The state is that of another chain.
 
     Example:
-        >>> chain = kdp.from_dataset([(n, 0) for n in range(8)]).select("x").deal(batch_size=2, shuffle=True)
+        >>> chain = kdp.from_dataset([(n, n % 2) for n in range(8)]).select("x").deal(batch_size=2, shuffle=True)
         >>> with kdp.Loader(chain, num_workers=2) as loader:
         ...     batches, state = list(loader), loader.state_dict()
-        >>> kdp.rebuild_batch(chain, state, 3, epoch=0) == batches[3]
+        >>> kdp.find(chain, epoch=0, batch=3)
+        epoch  batch  rank  ordinal  position  key  label
+        0      3      0     6        1         1    1
+        0      3      0     7        0         0    0
+        >>> kdp.find(chain, state, 3, epoch=0).load() == batches[3]
         True
+        >>> kdp.find(chain, key="1", epoch=range(3)).steps
+        [(0, 3), (1, 1), (2, 3)]
     """
-    if not isinstance(state, Mapping) or "batch" not in state:
+    if state is not None and (not isinstance(state, Mapping) or "batch" not in state):
         raise ValueError(must_be("state", "what `state_dict()` of a Loader returns", state))
-    number = state["batch"] if batch_number is None else check_count("batch_number", batch_number, minimum=0)
-    when = state.get("epoch") if epoch is None else check_count("epoch", epoch, minimum=0)
-    here = {name: value for name, value in state.items() if name != "offset"} | {"batch": number, "epoch": when}
-    if (when, number) != (state.get("epoch"), state["batch"]):
+    if batch is None and step is None and key is None and state is None:
+        raise ValueError("`find` needs a batch or the key of a sample: pass `batch=`, `step=`, `state` or `key=`.")
+    if step is not None and (batch, epoch) != (None, None):
+        raise ValueError("`step` counts batches from the start of the run: pass neither `batch` nor `epoch`.")
+    dealer = _dealer_of(source_datapipe)
+    if state is not None:
+        check_state(state, Chain.of(source_datapipe).fingerprints())
+    if step is not None:
+        epoch, batch = divmod(check_count("step", step, minimum=0), len(dealer))
+    elif batch is not None:
+        batch = check_count("batch", batch, minimum=0)
+    if epoch is None:
+        epoch = 0 if state is None else state["epoch"]
+    numbers: Any = epoch if is_sequence(epoch) else [epoch]
+    epochs = [check_count("epoch", number, minimum=0) for number in numbers]
+    ranks = dealer.num_ranks_in(state or {}) if num_ranks is None else check_count("num_ranks", num_ranks)
+    return Found(source_datapipe, state, epochs, batch, key, ranks)
+
+
+def _dealer_of(chain: Any) -> Any:
+    """Return the `deal` whose n-th batch is the n-th item of a chain."""
+    dealer = Chain.of(chain).resumable_deal()
+    if dealer is None:
+        raise ChainError("`find` needs a chain with `.deal(...)`, and after it only pipes that hold no batches back.")
+    return dealer
+
+
+def _parts(plan: Epoch, batches: Iterable[int]) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Yield the numbers of the batches, the ordinals and the positions of samples, some batches at a time."""
+    ordinals: list[NDArray[Any]] = []
+    positions: list[NDArray[Any]] = []
+    numbers: list[int] = []
+    size = 0
+
+    def joined() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        counts = list(map(len, ordinals))
+        return np.repeat(numbers, counts), np.concatenate(ordinals), np.concatenate(positions)
+
+    for batch in batches:
+        numbers.append(batch)
+        ordinals.append(np.asarray(plan.ordinals(batch)))
+        positions.append(np.asarray(plan.positions(batch)))
+        size += len(ordinals[-1])
+        if size >= _AT_ONCE:
+            yield joined()
+            ordinals, positions, numbers, size = [], [], [], 0
+    if size:
+        yield joined()
+
+
+class _Matches:
+    """Finds the samples of blocks that have a key. The key of each position is compared once."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._known: dict[tuple[int, ...], tuple[NDArray[Any], set[int]]] = {}
+
+    def places(self, block: Block) -> list[int]:
+        """Return the places of the samples in a block."""
+        positions = np.asarray(block.positions)
+        is_known, matching = self._known.get(block.route, (np.zeros(0, bool), set[int]()))
+        if len(is_known) <= positions.max():
+            is_known = np.concatenate([is_known, np.zeros(2 * int(positions.max()) + 1 - len(is_known), bool)])
+        for number in np.flatnonzero(~is_known[positions]).tolist():
+            # The samples of a block need not be made to know their keys, unless a user has made the only one.
+            key = block.key(block.positions[number]) if block.key and len(block) > 1 else block.sample(number).key
+            if key == self._key:
+                matching.add(block.positions[number])
+        is_known[positions] = True
+        self._known[block.route] = is_known, matching
+        return [block.places[number] for number in np.flatnonzero(np.isin(positions, list(matching))).tolist()]
+
+
+def _found(sample: Sample, epoch: int, batch: int, rank: int, ordinal: int, is_padding: bool) -> FoundSample:
+    label = sample.get("y")
+    label = label.item() if isinstance(label, np.generic) else label
+    return FoundSample(epoch, batch, rank, ordinal, sample.position, sample.key, label, is_padding)
+
+
+def _absent(epoch: int, batch: int) -> IndexError:
+    return IndexError(f"Epoch {epoch} has no batch {batch}. Pass a smaller number; batches are numbered from 0.")
+
+
+def _load(chain: Any, state: Mapping[str, Any], batch: int | None, epoch: int) -> Any:
+    """Make a batch again; without `batch`, the one after the state."""
+    number = state["batch"] if batch is None else batch
+    here = {name: value for name, value in state.items() if name != "offset"} | {"batch": number, "epoch": epoch}
+    if (epoch, number) != (state.get("epoch"), state["batch"]):
         here.pop("cursors", None)  # a stream is read from its start
     service = ThreadReadingService(state["num_workers"]) if state.get("num_workers") else None
-    with Loader(source_datapipe, reading_service=service) as loader:
-        absent = IndexError(f"Epoch {when} has no batch {number}. Pass a smaller number; batches are numbered from 0.")
-        if batch_number is not None and number >= _length_of(loader):
-            raise absent
+    with Loader(chain, reading_service=service) as loader:
+        if batch is not None and number >= _length_of(loader):
+            raise _absent(epoch, number)
         loader.load_state_dict(here)
         # After the last batch of a stream, the next batch is the first one of the next epoch.
-        batch = next((batch for _ in range(2 if batch_number is None else 1) for batch in loader), None)
+        content = next((item for _ in range(2 if batch is None else 1) for item in loader), None)
         reached = loader.state_dict()
-    if batch is None or (batch_number is not None and not _is_behind(reached, when, number, _length_of(loader))):
-        raise absent
-    return batch
+    if content is None or (batch is not None and not _is_behind(reached, epoch, number, _length_of(loader))):
+        raise _absent(epoch, number)
+    return content
 
 
-def _is_behind(state: Mapping[str, Any], epoch: Any, number: int, length: float) -> bool:
-    """Return whether a loader that stands there has just given that batch: others may have been left out."""
+def _is_behind(state: Mapping[str, Any], epoch: int, number: int, length: float) -> bool:
+    """Return whether a loader in that state has just given that batch: others may have been left out."""
     if number == length - 1:
         return (state["epoch"], state["batch"]) == (epoch + 1, 0)
-    given = state["batch"] if "offset" in state else state["batch"] - 1
-    return state["epoch"] == epoch and given == number and number < length
+    batch = state["batch"] if "offset" in state else state["batch"] - 1
+    return state["epoch"] == epoch and batch == number and number < length
 
 
 def _length_of(loader: Loader) -> float:

@@ -26,7 +26,7 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
 
     Transforms use the recorded parameters, which may be edited. Other callables get the random numbers that derive from
     the recorded `draw`. For a batch, `kdpipes.delivery.split_ctx(ctx)` returns the ctx of each sample. `mixup` and
-    `cutmix` are not repeated; `kdp.rebuild_batch` rebuilds whole batches.
+    `cutmix` are not repeated; `kdp.find` makes whole batches again.
 
     Args:
         sample_or_key: The key of a sample of the chain (if several samples of a stream have it, that with the recorded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -67,6 +68,8 @@ def place(tmp_path: Path, photo_folder: Path, photo_shards: str, monkeypatch: py
             list(loader)
             (tmp_path / f"receipt-{rank}.json").write_text(json.dumps(loader.receipt()))
     monkeypatch.chdir(tmp_path)
+    with kdp.Loader(runpy.run_path("train.py")["chain"]) as loader:
+        Path("state.json").write_text(json.dumps(loader.state_dict()))
     return tmp_path
 
 

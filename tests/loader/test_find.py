@@ -1,10 +1,11 @@
-"""`rebuild_batch`: any batch of any epoch from any state, without the ones before it."""
+"""`find`: the samples of any batch, the batches of any sample, and any batch again, without the ones before it."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 import kdpipes as kdp
+from kdpipes.core.errors import ChainError
+from kdpipes.demo import write_photo_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -123,7 +126,7 @@ def test_every_batch_of_two_epochs_can_be_built_again(name: str, service: str) -
         assert len({str(epoch) for epoch in epochs}) == 2
     for epoch, batches in enumerate(epochs):
         for number, batch in enumerate(batches):
-            assert told(kdp.rebuild_batch(chain, {**states[0], "epoch": epoch}, number)) == batch
+            assert told(kdp.find(chain, {**states[0], "epoch": epoch}, number).load()) == batch
 
 
 @every_chain
@@ -134,10 +137,10 @@ def test_any_state_will_do(name: str) -> None:
     for state in states:
         epoch = epochs[state["epoch"]] if state["epoch"] < 2 else []
         for number in range(len(epoch)):
-            assert told(kdp.rebuild_batch(chain, state, number)) == epoch[number]
+            assert told(kdp.find(chain, state, number).load()) == epoch[number]
         coming = [batch for batches in epochs[state["epoch"] :] for batch in batches][state["batch"] :]
         if coming:
-            assert told(kdp.rebuild_batch(chain, state)) == coming[0], "the next one"
+            assert told(kdp.find(chain, state).load()) == coming[0], "the next one"
 
 
 @every_chain
@@ -149,10 +152,10 @@ def test_a_state_that_was_loaded_and_taken_again_will_do(name: str) -> None:
             loader.load_state_dict(state)
             loaded = travelled(loader.state_dict())
             for number in (0, 1):
-                assert told(kdp.rebuild_batch(chain, loaded, number)) == epochs[0][number]
+                assert told(kdp.find(chain, loaded, number).load()) == epochs[0][number]
             next(iter(loader))
             after = loader.state_dict()
-            assert told(kdp.rebuild_batch(chain, travelled(after))) == epochs[after["epoch"]][after["batch"]]
+            assert told(kdp.find(chain, travelled(after)).load()) == epochs[after["epoch"]][after["batch"]]
 
 
 @pytest.fixture
@@ -169,10 +172,10 @@ def test_streams_are_read_again(shards: Any, num_workers: int, behind: str) -> N
     with kdp.Loader(chain, num_workers=num_workers) as loader:
         states, epochs = recorded(loader)
     for place, state in enumerate(states[: len(epochs[0])]):
-        assert told(kdp.rebuild_batch(chain, state)) == epochs[0][place]
+        assert told(kdp.find(chain, state).load()) == epochs[0][place]
         for number in (0, 3):
-            assert told(kdp.rebuild_batch(chain, state, number)) == epochs[0][number]
-    assert told(kdp.rebuild_batch(chain, {**states[0], "epoch": 1}, 2)) == epochs[1][2]
+            assert told(kdp.find(chain, state, number).load()) == epochs[0][number]
+    assert told(kdp.find(chain, {**states[0], "epoch": 1}, 2).load()) == epochs[1][2]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -185,8 +188,8 @@ def test_the_batches_of_a_rank_are_its_own(rank: int) -> None:
     with kdp.Loader(of_rank(), num_workers=2) as loader:
         states, epochs = recorded(loader)
     for number, batch in enumerate(epochs[0]):
-        assert told(kdp.rebuild_batch(of_rank(), states[-2], number)) == epochs[states[-2]["epoch"]][number]
-        assert told(kdp.rebuild_batch(of_rank(), states[0], number)) == batch
+        assert told(kdp.find(of_rank(), states[-2], number).load()) == epochs[states[-2]["epoch"]][number]
+        assert told(kdp.find(of_rank(), states[0], number).load()) == batch
 
 
 def test_no_other_sample_is_loaded() -> None:
@@ -207,7 +210,7 @@ def test_no_other_sample_is_loaded() -> None:
         for epoch, batches in enumerate(epochs):
             for number, batch in enumerate(batches):
                 loads.clear()
-                assert kdp.rebuild_batch(chain, {**state, "epoch": epoch}, number) == batch
+                assert kdp.find(chain, {**state, "epoch": epoch}, number).load() == batch
                 assert loads == [index for (index,) in batch]
 
 
@@ -220,7 +223,7 @@ def test_building_again_changes_no_chain_and_no_loader() -> None:
             for number, batch in enumerate(loader):
                 state = loader.state_dict()
                 seen.append(told(batch))
-                again = kdp.rebuild_batch(chain, {**state, "epoch": epoch}, number)
+                again = kdp.find(chain, {**state, "epoch": epoch}, number).load()
                 assert told(again) == seen[-1]
                 assert loader.state_dict() == state
             assert seen == expected[epoch]
@@ -232,12 +235,12 @@ def test_what_is_no_state_and_no_number_is_rejected() -> None:
         state = loader.state_dict()
     for wrong in ("state", {}, {"epoch": 0}):
         with pytest.raises(ValueError, match="`state` must be what `state_dict\\(\\)` of a Loader returns"):
-            kdp.rebuild_batch(chain, wrong, 0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="`batch_number` must be an integer of at least 0, but is -1"):
-        kdp.rebuild_batch(chain, state, -1)
+            kdp.find(chain, wrong, 0).load()  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`batch` must be an integer of at least 0, but is -1"):
+        kdp.find(chain, state, -1).load()
     for number in (1.0, True):
-        with pytest.raises(TypeError, match="`batch_number` must be an integer of at least 0"):
-            kdp.rebuild_batch(chain, state, number)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="`batch` must be an integer of at least 0"):
+            kdp.find(chain, state, number).load()  # type: ignore[arg-type]
 
 
 def test_the_state_of_another_chain_is_rejected() -> None:
@@ -245,7 +248,7 @@ def test_the_state_of_another_chain_is_rejected() -> None:
         state = loader.state_dict()
     for other in ("stream", "mixup", "indexed, padded"):
         with pytest.raises(ValueError, match="The state"):
-            kdp.rebuild_batch(CHAINS[other](), state, 0)
+            kdp.find(CHAINS[other](), state, 0).load()
 
 
 @every_chain
@@ -256,7 +259,7 @@ def test_a_number_behind_the_last_batch_is_an_error(name: str) -> None:
     for epoch in range(2):
         for number in (num_batches, num_batches + 1, num_batches + 100):
             with pytest.raises(IndexError, match=f"Epoch {epoch} has no batch {number}"):
-                kdp.rebuild_batch(chain, {**state, "epoch": epoch}, number)
+                kdp.find(chain, {**state, "epoch": epoch}, number).load()
 
 
 def test_a_batch_that_was_left_out_is_an_error() -> None:
@@ -264,15 +267,99 @@ def test_a_batch_that_was_left_out_is_an_error() -> None:
     chain = kdp.from_dataset(items).transform("x", lambda x: 1 / x).on_error("skip").select("x").deal(batch_size=2)
     with kdp.Loader(chain) as loader:
         state, batches = loader.state_dict(), list(loader)
-    assert kdp.rebuild_batch(chain, state, 2) == batches[1]
+    assert kdp.find(chain, state, 2).load() == batches[1]
     with pytest.raises(IndexError):
-        kdp.rebuild_batch(chain, state, 1)
+        kdp.find(chain, state, 1).load()
 
 
 def test_a_batch_that_is_filtered_out_is_an_error() -> None:
     chain = kdp.from_dataset(NUMBERS).select("x").deal(batch_size=2).filter(lambda batch: batch[0][0] != 2)
     with kdp.Loader(chain) as loader:
         state, batches = loader.state_dict(), list(loader)
-    assert kdp.rebuild_batch(chain, state, 2) == batches[1]
+    assert kdp.find(chain, state, 2).load() == batches[1]
     with pytest.raises(IndexError):
-        kdp.rebuild_batch(chain, state, 1)
+        kdp.find(chain, state, 1).load()
+
+
+def birds() -> Any:
+    return kdp.from_dataset(NUMBERS, class_names=list("abc"))
+
+
+def told_by_key(chain: Any) -> Any:
+    return chain.select("key ordinal is_padding")
+
+
+PLANS: dict[str, Callable[[], Any]] = {
+    "shuffled": lambda: told_by_key(birds()).deal(batch_size=2, shuffle=True, seed=3),
+    "padded": lambda: told_by_key(birds()).deal(batch_size=2, shuffle=True, uneven="pad"),
+    "global": lambda: told_by_key(birds()).deal(global_batch_size=4, uneven="drop"),
+    "redrawn": lambda: told_by_key(birds().oversample(mode="exact")).deal(batch_size=2, shuffle=True),
+    "weighted": lambda: told_by_key(birds().sample_weighted({"a": 1, "b": 5, "c": 1})).deal(batch_size=2, uneven="pad"),
+    "mixed": lambda: told_by_key(birds().mix(birds()[:4].mix(birds()[4:], weights=[1, 2]), weights=[3, 1])).deal(
+        global_batch_size=4, uneven="drop"
+    ),
+    "joined": lambda: told_by_key(birds().join(birds()[::-1].rename_fields(z="x", q="y"))).deal(batch_size=2),
+    "by class": lambda: told_by_key(birds()).deal(batching=kdp.by_class(2, 1), shuffle=True),
+    "by value": lambda: told_by_key(birds()).deal(batch_size=2, batching=kdp.by_value("y"), shuffle=True, uneven="pad"),
+    "by length": lambda: told_by_key(birds().add_field("length", lambda sample: 1 + sample["x"] % 4)).deal(
+        shuffle=True, batching=kdp.by_length("length", max_tokens=9), uneven="pad"
+    ),
+    "continued": lambda: told_by_key(birds()).deal(batch_size=3, shuffle=True, num_batches=2),
+    "users' own source": lambda: told_by_key(kdp.from_dataset(NUMBERS).map_classes({0: "a", 1: "b", 2: "c"})).deal(2),
+}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("name", PLANS)
+def test_find_names_the_samples_that_are_delivered(name: str, num_ranks: int) -> None:
+    delivered: dict[tuple[int, int, int], list[tuple[Any, ...]]] = {}
+    for rank in range(num_ranks):
+        chain = PLANS[name]()
+        chain.apply_sharding(num_ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        with kdp.Loader(chain) as loader:
+            for epoch in range(3):
+                for number, batch in enumerate(loader):
+                    delivered[epoch, number, rank] = batch
+            state = loader.state_dict()
+    for epoch, number, _ in delivered:
+        ranks = num_ranks if name in ("global", "mixed") else None  # whose states fit any number of ranks
+        found = kdp.find(PLANS[name](), state, number, epoch=epoch, num_ranks=ranks)
+        for rank in range(num_ranks):
+            samples = [(found.key, found.ordinal, found.is_padding) for found in found if found.rank == rank]
+            assert samples == delivered[epoch, number, rank]
+    for key in {key for batch in delivered.values() for key, _, _ in batch}:
+        steps = sorted({where[:2] for where, batch in delivered.items() if key in [entry[0] for entry in batch]})
+        assert kdp.find(PLANS[name](), key=key, epoch=range(3), num_ranks=num_ranks).steps == steps
+
+
+def test_find_reads_a_stream_up_to_the_batch() -> None:
+    source = IterableWrapper(NUMBERS).shuffle(buffer_size=4).to_samples(fields="x y")
+    chain = told_by_key(source.shuffle(buffer_size=5)).deal(batch_size=4, seed=7)
+    with kdp.Loader(chain) as loader:
+        epochs = [list(loader), list(loader)]
+    for epoch, batches in enumerate(epochs):
+        for number, batch in enumerate(batches):
+            samples = kdp.find(chain, epoch=epoch, batch=number).samples
+            assert [(sample.key, sample.ordinal, sample.is_padding) for sample in samples] == batch
+    assert kdp.find(chain, key=epochs[1][2][0][0], epoch=1).steps.count((1, 2)) == 1
+
+
+def test_steps_count_from_the_start_of_the_run() -> None:
+    chain = PLANS["shuffled"]()
+    assert kdp.find(chain, step=len(chain) + 1).samples == kdp.find(chain, epoch=1, batch=1).samples
+    with pytest.raises(ValueError, match="pass neither"):
+        kdp.find(chain, step=1, epoch=0)
+    with pytest.raises(ValueError, match="needs a batch or the key"):
+        kdp.find(chain)
+    with pytest.raises(ChainError, match=r"needs a chain with `\.deal"):
+        kdp.find(birds(), batch=0)
+
+
+def test_find_opens_no_image(tmp_path: Path) -> None:
+    photos = kdp.image_folder(write_photo_folder(tmp_path))
+    chain = photos.decode_images("x").select("x y").deal(batch_size=8, shuffle=True)
+    expected = photos.column("key").tolist()
+    for path in tmp_path.rglob("*.jpg"):
+        path.write_bytes(b"no image")
+    (sample, *_) = kdp.find(chain, epoch=2, batch=1)
+    assert (expected[sample.position], sample.label) == (sample.key, int(photos.column("y")[sample.position]))

@@ -136,7 +136,7 @@ def test_an_epoch_resumes_and_batches_are_built_again_equally(name: str) -> None
             next(batches)
         middle = loader.state_dict()
     for number in range(6):
-        (x, y, index), _ = kdp.rebuild_batch(chain(name), state, number)
+        (x, y, index), _ = kdp.find(chain(name), state, number).load()
         assert (x.tolist(), y.tolist(), index.tolist()) == expected[0][number]
     with kdp.Loader(chain(name)) as loader:
         loader.load_state_dict(middle)

@@ -262,7 +262,7 @@ def test_substitutes_are_the_same_after_a_resume_for_any_ranks() -> None:
     with kdp.Loader(substituted()) as loader:
         loader.load_state_dict(state)
         assert first + list(loader) == expected
-    assert kdp.rebuild_batch(substituted(), state, 3, epoch=0) == expected[3]
+    assert kdp.find(substituted(), state, 3, epoch=0).load() == expected[3]
     parts = []
     for rank in range(2):
         part = substituted(batch_size=None, global_batch_size=8)

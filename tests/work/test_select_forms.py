@@ -85,7 +85,7 @@ def test_batches_are_the_same_in_workers_and_rebuilt(options: Any, num_workers: 
     with kdp.Loader(chain(), num_workers=num_workers) as loader:
         assert [str(batch) for batch in loader] == here
         state = loader.state_dict()
-    assert str(kdp.rebuild_batch(chain(), state, 1, epoch=0)) == here[1]
+    assert str(kdp.find(chain(), state, 1, epoch=0).load()) == here[1]
 
 
 def test_batches_of_dictionaries_are_mixed(photos: Any) -> None:
