@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from torch.utils.data import get_worker_info
 
@@ -78,7 +78,8 @@ class Streaming(Pipe, Generic[Item]):
 
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(
-            f"`{pipe_name(self)}` is a stream and cannot be indexed. `next(iter(pipe))` returns its first item."
+            f"`{pipe_name(self)}` is a stream and cannot be indexed. `next(iter(pipe))` returns its first item; "
+            "`kdp.open_shards` opens shards as an indexed source."
         )
 
     def map(self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> MapperIterDataPipe:
@@ -218,12 +219,6 @@ class IterPipe(Streaming[Any], IterChain):
         """Return the seed and the number of the current epoch."""
         return self._renewed[0] if self._renewed is not None else 0, self._epochs.peek() - 1
 
-    def __getitem__(self, index: Any) -> Any:
-        raise TypeError(
-            f"`{pipe_name(self)}` is a stream and cannot be indexed. `kdp.open_shards` opens shards as an indexed "
-            "source."
-        )
-
     def column(self, name: str) -> Any:
         """Raise TypeError: a stream has no columns."""
         raise TypeError(
@@ -285,42 +280,26 @@ def seed_streams(
         place += not node.traits.is_transparent  # a state taken without a cache must fit a chain with one
 
 
-# Called with the arguments of `report_lost_shard`; returns whether the shard may be left out.
-ShardReport = Callable[[str, int, Exception], bool]
-_shard_report: ContextVar[ShardReport | None] = ContextVar("kdpipes_shard_report", default=None)
+class Tolerance(NamedTuple):
+    """What `.on_error(...)` downstream allows.
 
-
-def tolerates_lost_shards() -> bool:
-    """Return whether a pipe downstream may leave out shards that cannot be read (`.on_error(...)`)."""
-    return _shard_report.get() is not None
-
-
-def report_lost_shard(key: str, index: int, error: Exception) -> None:
-    """Report that the rest of a shard is left out. Raise `error` if no pipe downstream allows that.
-
-    `key` is the name of the shard in the keys of samples, and `index` the number of samples of the stream so far.
+    Args:
+        gives_up: Called with the name of a shard in the keys of samples, the number of samples of the stream so far,
+            and the error, if the rest of the shard cannot be read; returns whether it may be left out.
+        keeps_failures: Whether samples that cannot be made pass on with their error, `Sample.failure`.
     """
-    report = _shard_report.get()
-    if report is None or not report(key, index, error):
-        raise error
+
+    gives_up: Callable[[str, int, Exception], bool]
+    keeps_failures: bool = False
 
 
-def with_lost_shards(report: ShardReport, items: Iterator[Any]) -> Iterator[Any]:
-    """Yield the items of a stream. Shards that it cannot read in this thread meanwhile are passed to `report`."""
-    return items_with(_shard_report, report, items)
+_tolerance: ContextVar[Tolerance | None] = ContextVar("kdpipes_tolerance", default=None)
+tolerance = _tolerance.get
 
 
-_keeps_failures: ContextVar[bool] = ContextVar("kdpipes_keeps_failures", default=False)
-
-
-def keeps_failures() -> bool:
-    """Return whether samples that cannot be made pass on with their error, `Sample.failure`."""
-    return _keeps_failures.get()
-
-
-def with_failures(items: Iterator[Any]) -> Iterator[Any]:
-    """Yield the items of a stream, including samples that cannot be made, with their errors."""
-    return items_with(_keeps_failures, True, items)
+def with_tolerance(tolerance: Tolerance, items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items of a stream, with errors of samples and shards treated as `tolerance` says."""
+    return items_with(_tolerance, tolerance, items)
 
 
 note_methods(IterPipe, flavour="iter")

@@ -103,10 +103,6 @@ class Pipe(Fingerprinted):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "identity" in vars(cls):
-            raise TypeError(
-                f"`identity` is not called any more: the class {cls.__name__} must name the method `fingerprint`."
-            )
         # Otherwise, `help` would show the arguments of `__new__`.
         made_by: Any = cls.__init__
         is_plain = made_by is object.__init__

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import ChainError, add_note, must_be
-from kdpipes.core.iter_pipe import IterPipe, keeps_failures, samples_of
+from kdpipes.core.iter_pipe import IterPipe, samples_of, tolerance
 from kdpipes.core.map_pipe import MapPipe, blocks_of, has_column, is_key
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
@@ -125,7 +125,7 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
             except Exception as error:
                 # An error would end this generator, and with it the epoch. An indexed chain makes each sample within
                 # `deal`, which can leave it out, so the error waits until `deal` takes the sample.
-                if not keeps_failures():
+                if (tolerated := tolerance()) is None or not tolerated.keeps_failures:
                     raise
                 sample.fail(error)
             yield sample
@@ -245,7 +245,7 @@ def sample_pipe(
     `transform`; for a function with an attribute `is_random = False`, nothing is seeded.
 
     Raises:
-        TypeError: `changes` or `reads` is passed for a class, or the class has methods that `traits` has replaced.
+        TypeError: `changes` or `reads` is passed for a class.
         ValueError: The functional name is taken.
 
     Example:
@@ -264,13 +264,11 @@ def sample_pipe(
 
     def decorate(definition: Definition) -> Definition:
         if isinstance(definition, type):
-            replaced = next((method for method in ("column_name", "field_names") if method in dir(definition)), None)
-            what = "`changes` and `reads` are for functions" if is_declared else ""
-            what = f"`{replaced}` is not called any more" if replaced is not None else what
-            if what:
+            if is_declared:
                 raise TypeError(
-                    f"{what}: the class {definition.__name__} must declare the fields that it changes and reads in an "
-                    'attribute `traits`, such as `traits = kdp.Traits(changes={"x"}, reads={"x", "y"})`.'
+                    f"`changes` and `reads` are for functions: the class {definition.__name__} must declare the fields "
+                    "that it changes and reads in an attribute `traits`, such as "
+                    '`traits = kdp.Traits(changes={"x"}, reads={"x", "y"})`.'
                 )
 
         def make(*args: Any, **kwargs: Any) -> Operation:

@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_count, must_be
-from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams, with_failures, with_lost_shards
+from kdpipes.core.iter_pipe import IterPipe, Tolerance, samples_of, seed_streams, with_tolerance
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.operation import Operation, Step
 from kdpipes.core.pipe import Pipe, finished
@@ -496,8 +496,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         skipper = self._run.skipper
         if skipper is not None:
             dealer = weakref.proxy(self)
-            items = with_lost_shards(lambda *damage: dealer._give_up(*damage), iter(items))
-            items = with_failures(items) if self._gets_failures() else items
+            tolerance = Tolerance(lambda *damage: dealer._give_up(*damage), self._gets_failures())
+            items = with_tolerance(tolerance, iter(items))
             if skipper.knows_bad_samples and not self.may_repeat:
                 items = skipper.without_twins(items)
         return with_stream_keys(items, seed, epoch, start=0 if cursor is None else cursor.num_samples)

@@ -13,7 +13,7 @@ import numpy as np
 from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.column import Column
 from kdpipes.core.errors import REPLACE_FILE, DataError, add_note, check_choice, check_count, check_flag, check_names
-from kdpipes.core.iter_pipe import IterPipe, report_lost_shard, tolerates_lost_shards
+from kdpipes.core.iter_pipe import IterPipe, tolerance
 from kdpipes.core.labels import number_fields
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Sample
@@ -158,7 +158,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._start = (0, 0, 0)
         is_from_start = (first, skipped) == (0, 0)
         own = self._own()
-        if not tolerates_lost_shards():
+        if tolerance() is None:
             due = urls if part == 0 else [url for url, _ in own[first:]]
             missing = next((url for url in due if is_local(url) and not Path(url).exists()), None)
             if missing is not None:  # checking remote shards would cost a request each
@@ -178,7 +178,9 @@ class ShardStreamerIterDataPipe(IterPipe):
                             self.cursor = shard, place, index
                             yield self._sample(url, name, group, known, index - 1)
                 if len(lost) > self.num_lost:
-                    report_lost_shard(name, index, lost[-1])
+                    tolerated = tolerance()
+                    if tolerated is None or not tolerated.gives_up(name, index, lost[-1]):
+                        raise lost[-1]
                     self.num_lost += 1
                 skipped = 0
         if is_from_start:

@@ -390,21 +390,9 @@ def test_a_source_that_declares_nothing_is_a_source() -> None:
 # What is wrong with a definition
 
 
-@pytest.mark.parametrize("method", ["column_name", "field_names"])
-def test_methods_that_traits_replaced_are_errors(method: str) -> None:
-    definition = type("Old", (), {"__call__": lambda self, sample: sample, method: lambda self, name: name})
-    with pytest.raises(TypeError, match=rf"`{method}` is not called any more.*Old.*`traits = kdp\.Traits\("):
-        kdp.sample_pipe("own_old")(definition)
-
-
 def test_fields_of_a_class_belong_into_its_traits() -> None:
     with pytest.raises(TypeError, match="`changes` and `reads` are for functions: the class OwnNoise"):
         kdp.sample_pipe("own_other", changes="x")(OwnNoise)
-
-
-def test_a_method_identity_is_an_error() -> None:
-    with pytest.raises(TypeError, match="the class Old must name the method `fingerprint`"):
-        type("Old", (kdp.MapPipe,), {"identity": lambda self: 1})
 
 
 def test_a_work_pipe_cannot_declare_another_role() -> None:

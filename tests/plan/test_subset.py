@@ -94,9 +94,7 @@ def test_a_stream_says_the_way_out() -> None:
     with pytest.raises(AttributeError, match=r"indexed source, but `to_samples` is a stream.*`kdp.open_shards`"):
         stream.subset([1])
     for index in (1, slice(2)):
-        with pytest.raises(
-            TypeError, match=r"is a stream and cannot be indexed\. `kdp.open_shards` opens shards as an indexed"
-        ):
+        with pytest.raises(TypeError, match=r"is a stream and cannot be indexed\. .*`kdp\.open_shards` opens shards"):
             stream[index]
     assert "".join(sample["x"] for sample in stream.header(2)) == "ab", "the way out that the error names"
 

@@ -74,7 +74,7 @@ def test_a_stream_has_neither_length_nor_positions(write: Callable[..., Path]) -
     stream = kdp.stream_shards(write(ROWS, "a.tar"))
     with pytest.raises(TypeError):
         len(stream)
-    with pytest.raises(TypeError, match=r"is a stream and cannot be indexed\. `kdp\.open_shards` opens shards"):
+    with pytest.raises(TypeError, match=r"is a stream and cannot be indexed\. .*`kdp\.open_shards` opens shards"):
         stream[0]
 
 

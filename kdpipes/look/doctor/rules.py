@@ -16,7 +16,7 @@ from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import check_choice, must_be
 from kdpipes.core.graph import upstream_of
-from kdpipes.core.iter_pipe import IterPipe, with_lost_shards
+from kdpipes.core.iter_pipe import IterPipe, Tolerance, with_tolerance
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import logger
 from kdpipes.core.sample import Sample
@@ -184,7 +184,7 @@ def samples_of(source: Any, positions: Iterable[int] | None = None) -> Iterator[
         source = upstream_of(source)[0]
     copied: Any = Chain.of(source).copy_streams() if isinstance(source, IterDataPipe) else source
     samples = copied.samples() if isinstance(copied, IterPipe) else iter(())
-    yield from with_lost_shards(lambda key, index, error: True, itertools.islice(samples, _FEW))
+    yield from with_tolerance(Tolerance(lambda key, index, error: True), itertools.islice(samples, _FEW))
 
 
 def _tried(make: Callable[[], Any]) -> list[Any]:
