@@ -23,7 +23,6 @@ import io
 import json
 import keyword
 import re
-import statistics
 import sys
 import tokenize
 from collections import Counter
@@ -307,7 +306,6 @@ def source_figures() -> dict[str, float]:
     return {
         **text_figures(texts),
         "modules": len(trees),
-        "module length, median": statistics.median(text.count("\n") for text in texts),
         "functions": len(functions),
         "function length, 90th percentile": lengths[len(lengths) * 9 // 10],
         "circles of modules": len(circles(graph)),

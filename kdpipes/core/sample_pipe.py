@@ -263,13 +263,12 @@ def sample_pipe(
     declared = Traits(changes=_named_in(changes), reads=_named_in(reads)) if is_declared else None
 
     def decorate(definition: Definition) -> Definition:
-        if isinstance(definition, type):
-            if is_declared:
-                raise TypeError(
-                    f"`changes` and `reads` are for functions: the class {definition.__name__} must declare the fields "
-                    "that it changes and reads in an attribute `traits`, such as "
-                    '`traits = kdp.Traits(changes={"x"}, reads={"x", "y"})`.'
-                )
+        if isinstance(definition, type) and is_declared:
+            raise TypeError(
+                f"`changes` and `reads` are for functions: the class {definition.__name__} must declare the fields "
+                'that it changes and reads in an attribute `traits`, such as `traits = kdp.Traits(changes={"x"}, '
+                'reads={"x", "y"})`.'
+            )
 
         def make(*args: Any, **kwargs: Any) -> Operation:
             if isinstance(definition, type):

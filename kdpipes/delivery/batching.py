@@ -44,6 +44,15 @@ class Epoch(ABC):
     def positions(self, batch: int) -> NDArray[Any]:
         """Return the positions in the source of the samples of a batch."""
 
+    def parts(self, batches: Sequence[int], size: int) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+        """Yield the batch, the ordinal and the position of each sample of some batches, about `size` at a time."""
+        step = max(size // max(self.full_size, 1), 1)
+        for start in range(0, len(batches), step):
+            numbers = batches[start : start + step]
+            ordinals = [np.asarray(self.ordinals(number)) for number in numbers]
+            positions = [self.positions(number) for number in numbers]
+            yield np.repeat(numbers, list(map(len, ordinals))), np.concatenate(ordinals), np.concatenate(positions)
+
     def windows(self, batch: int) -> Iterator[NDArray[Any]]:
         """Yield the positions that this machine needs from `batch` on, if the epoch goes shard by shard; else none."""
         return iter(())

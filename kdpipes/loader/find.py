@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ from kdpipes.core.errors import ChainError, check_count, is_sequence, must_be
 from kdpipes.core.map_pipe import MapPipe, blocks_at
 from kdpipes.core.randomness import SampleKey, planning
 from kdpipes.core.sample import Block, Rows, Sample
-from kdpipes.delivery.batching import Epoch
 from kdpipes.delivery.layout import Ranks
 from kdpipes.delivery.state import check_state
 from kdpipes.loader.loader import Loader
@@ -133,12 +132,12 @@ class Found:
         dealer.seed_epoch(epoch)
         for rank in range(self._num_ranks):
             plan = dealer.planned_epoch(epoch, Ranks(rank, self._num_ranks))
-            batches: Iterable[int] = range(plan.num_batches)
+            batches: Sequence[int] = range(plan.num_batches)
             if self._batch is not None:
                 if self._batch >= plan.num_batches:
                     raise _absent(epoch, self._batch)
                 batches = [self._batch]
-            for numbers, ordinals, positions in _parts(plan, batches):
+            for numbers, ordinals, positions in plan.parts(batches, _AT_ONCE):
                 keys = [SampleKey()] * len(positions)
                 rows = Rows(positions, partial(list, keys), dealer.plan_of(epoch), range(len(positions)))
                 with planning(rows.planned):
@@ -240,29 +239,6 @@ def _dealer_of(chain: Any) -> Any:
     if dealer is None:
         raise ChainError("`find` needs a chain with `.deal(...)`, and after it only pipes that hold no batches back.")
     return dealer
-
-
-def _parts(plan: Epoch, batches: Iterable[int]) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Yield the numbers of the batches, the ordinals and the positions of samples, some batches at a time."""
-    ordinals: list[NDArray[Any]] = []
-    positions: list[NDArray[Any]] = []
-    numbers: list[int] = []
-    size = 0
-
-    def joined() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        counts = list(map(len, ordinals))
-        return np.repeat(numbers, counts), np.concatenate(ordinals), np.concatenate(positions)
-
-    for batch in batches:
-        numbers.append(batch)
-        ordinals.append(np.asarray(plan.ordinals(batch)))
-        positions.append(np.asarray(plan.positions(batch)))
-        size += len(ordinals[-1])
-        if size >= _AT_ONCE:
-            yield joined()
-            ordinals, positions, numbers, size = [], [], [], 0
-    if size:
-        yield joined()
 
 
 class _Matches:

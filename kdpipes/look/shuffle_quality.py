@@ -129,15 +129,10 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
 
 def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Delivered:
     plan, source = deal.planned_epoch(epoch, Ranks()), deal.source
-    found, batches = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    total = 0
-    for number in range(plan.num_batches):
-        found.append(plan.positions(number)[np.asarray(plan.ordinals(number)) < plan.num_samples])  # without padding
-        batches.append(np.full(len(found[-1]), number))
-        total += len(found[-1])
-        if total >= max_samples:
-            break
-    places: Any = np.concatenate(found)
+    nothing = np.zeros(0, np.int64)
+    batches, ordinals, places = next(plan.parts(range(plan.num_batches), max_samples), (nothing,) * 3)
+    is_real = ordinals < plan.num_samples  # not padding
+    batches, places = batches[is_real], places[is_real]
     labels = source.column("y")[places] if isinstance(source, MapPipe) and has_column(source, "y") else None
     # Go back to places in the sources, so that samples that `permute` moved apart count as moved.
     for node in Chain.of(source).path():
@@ -146,7 +141,7 @@ def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Delivere
                 numbers, places = node.pipe.locate(places, epoch)
             if node.is_join:
                 places = np.cumsum([0, *map(len, node.pipe.sources)])[:-1][numbers] + places
-    return _Delivered(np.asarray(places), np.concatenate(batches), labels)
+    return _Delivered(np.asarray(places), batches, labels)
 
 
 def _streamed(deal: Dealer, epoch: int, max_samples: int) -> _Delivered:

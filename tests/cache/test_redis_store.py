@@ -120,16 +120,6 @@ def test_a_full_server_takes_no_more_and_keeps_what_it_has(
     assert bytes(store.get(b"a") or b"") == b"heron"
 
 
-def test_a_damaged_entry_heals(redis_server: Server, namespace: str, client: Any) -> None:
-    store = open_redis(redis_server.url, namespace)
-    store.put(b"a", encode(np.arange(100)))
-    client.setrange(f"{namespace}:a", 100, b"\xff")
-    with pytest.raises(DamagedError):
-        decode(store.get(b"a"))
-    assert store.put(b"a", encode(np.arange(100)), replace=True)
-    assert decode(store.get(b"a")).sum() == 4950
-
-
 def test_entries_that_are_too_long_are_neither_kept_nor_read(redis_server: Server, namespace: str, client: Any) -> None:
     store = open_redis(redis_server.url, namespace, max_value_bytes=1000)
     assert store.put(b"a", [bytes(1000)])

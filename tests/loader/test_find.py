@@ -143,21 +143,6 @@ def test_any_state_will_do(name: str) -> None:
             assert told(kdp.find(chain, state).load()) == coming[0], "the next one"
 
 
-@every_chain
-def test_a_state_that_was_loaded_and_taken_again_will_do(name: str) -> None:
-    chain = CHAINS[name]()
-    with kdp.Loader(chain) as loader:
-        states, epochs = recorded(loader)
-        for state in states[:2]:
-            loader.load_state_dict(state)
-            loaded = travelled(loader.state_dict())
-            for number in (0, 1):
-                assert told(kdp.find(chain, loaded, number).load()) == epochs[0][number]
-            next(iter(loader))
-            after = loader.state_dict()
-            assert told(kdp.find(chain, travelled(after)).load()) == epochs[after["epoch"]][after["batch"]]
-
-
 @pytest.fixture
 def shards(photo_shards: str) -> Any:
     source = kdp.stream_shards(photo_shards).rename_fields(x="jpg", y="cls").decode_images().record_ctx()
