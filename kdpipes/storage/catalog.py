@@ -32,7 +32,7 @@ from kdpipes.storage.readers import Version, md5_of
 from kdpipes.storage.remote import RangeReader, Span
 from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
-from kdpipes.storage.tar import Group, add_sample, index_shard, is_compressed, read_members
+from kdpipes.storage.tar import Group, add_sample, ends_early, index_shard, is_compressed, read_members
 from kdpipes.storage.urls import is_local
 
 Result = TypeVar("Result")
@@ -108,7 +108,9 @@ def _joined(
 
     def find(url: str) -> ShardIndex:
         index = known.get(url)
-        return index or _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
+        if index is not None and not ends_early(index, url):
+            return index
+        return _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
 
     return Catalog.of(shown_if_slow(in_order(find, urls), len(urls), "indexing", "shard"), len(urls))
 

@@ -35,7 +35,7 @@ from kdpipes.storage.files import (
 from kdpipes.storage.readers import MAX_BYTES, Version
 from kdpipes.storage.retries import TooLargeError
 from kdpipes.storage.shard_index import Catalog, ShardIndex
-from kdpipes.storage.tar import is_index_of
+from kdpipes.storage.tar import ends_early, is_index_of
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
@@ -126,11 +126,11 @@ def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFo
         except DataError as error:
             damage.append(error)
             continue
-        if version.tag and index.version == version:
+        if version.tag and index.version == version and not ends_early(index, url):
             return IndexFound("fresh", index, damage)
-        indexes.append((home, index))
-    fitting = (index for home, index in indexes if _may_fit(index.version, version, home, url))
-    fit = next((index for index in fitting if is_index_of(index, url)), None)
+        indexes.append((place, index))
+    fitting = (index for place, index in indexes if _may_fit(index.version, version, place, url))
+    fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
 

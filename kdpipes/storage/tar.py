@@ -27,6 +27,7 @@ from kdpipes.storage.remote import BrokenStreamError, RemoteStream, Span, read_r
 from kdpipes.storage.retries import NoRangesError
 from kdpipes.storage.shard_index import IndexBuilder, MemberRow, Places, ShardIndex
 from kdpipes.storage.tar_headers import (
+    LONGEST_END,
     FileBytes,
     ForwardBytes,
     NoTarError,
@@ -318,6 +319,15 @@ def is_index_of(index: ShardIndex, url: str) -> bool:
 def _without_checksums(index: ShardIndex) -> bytes:
     fields = {name: replace(places, checksums=None) for name, places in index.fields.items()}
     return replace(index, fields=fields).to_bytes()
+
+
+def ends_early(index: ShardIndex, url: str) -> bool:
+    """Return whether an index stops at more zeros than end a tar: it was made of a damaged shard."""
+    ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
+    start = max((end + -end % _HEADER for end in ends), default=0)
+    stop = index.version.size
+    # The next block is not empty if it belongs to a member that is no part of a sample.
+    return stop - start > LONGEST_END and not _Parts(url).read(start, start + _HEADER).strip(b"\0")
 
 
 class _Parts:
