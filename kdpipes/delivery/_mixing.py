@@ -28,7 +28,14 @@ class SampleMixing(BatchPipe):
     """Mixes each sample of a batch with another sample of the same batch. A subclass implements `draw` and `apply`."""
 
     def __init__(
-        self, source_datapipe: Any, alpha: float, *, num_classes: int | None, image: str, label: str, p: float
+        self,
+        source_datapipe: IterDataPipe[Any],
+        alpha: float = 1.0,
+        *,
+        num_classes: int | None = None,
+        image: str = "x",
+        label: str = "y",
+        p: float = 1.0,
     ) -> None:
         if isinstance(source_datapipe, IterDataPipe):
             _check_chain(source_datapipe, pipe_name(self))

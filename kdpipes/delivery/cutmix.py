@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.registry import functional_pipe
-from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.delivery._mixing import Params, SampleMixing, mixed_labels
 
 
@@ -54,18 +53,6 @@ class CutMixerIterDataPipe(SampleMixing):
         >>> torch.equal(x.mean(dim=(1, 2)), y[:, 1])
         True
     """
-
-    def __init__(
-        self,
-        source_datapipe: IterDataPipe[Any],
-        alpha: float = 1.0,
-        *,
-        num_classes: int | None = None,
-        image: str = "x",
-        label: str = "y",
-        p: float = 1.0,
-    ) -> None:
-        super().__init__(source_datapipe, alpha, num_classes=num_classes, image=image, label=label, p=p)
 
     def draw(self, x: torch.Tensor, rng: np.random.Generator) -> Params:
         if x.ndim < 3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ class FoundSample(NamedTuple):
     is_padding: bool
 
 
+@dataclass(repr=False)
 class Found:
     """What `find` has found. It is computed when it is read.
 
@@ -61,19 +63,17 @@ class Found:
         num_ranks: The number of ranks.
     """
 
-    def __init__(
-        self,
-        chain: Any,
-        state: Mapping[str, Any] | None,
-        epochs: Sequence[int],
-        batch: int | None,
-        key: str | None,
-        num_ranks: int,
-    ) -> None:
-        self._chain, self._state, self._epochs = chain, state, epochs
-        self._key, self._num_ranks = key, num_ranks
-        self._asked = batch
-        self._batch = state["batch"] if batch is None and key is None and state is not None else batch
+    chain: Any
+    state: Mapping[str, Any] | None
+    epochs: Sequence[int]
+    batch: int | None
+    key: str | None
+    num_ranks: int
+
+    @property
+    def _number(self) -> int | None:
+        is_next = self.batch is None and self.key is None and self.state is not None
+        return self.state["batch"] if is_next else self.batch  # type: ignore[index]
 
     @cached_property
     def samples(self) -> list[FoundSample]:
@@ -81,14 +81,11 @@ class Found:
 
         Samples that `on_error` has left out or replaced are named as if they had been delivered.
         """
-        dealer = _dealer_of(Chain.of(self._chain).copy_pipes())
-        matches = None if self._key is None else _Matches(self._key)
+        dealer, known = _dealer_of(Chain.of(self.chain).copy_pipes()), _Known()
         samples: list[FoundSample] = []
-        for epoch in self._epochs:
-            if isinstance(dealer.source, MapPipe):
-                of_epoch = self._planned(dealer, epoch, matches)
-            else:
-                of_epoch = self._read(dealer, epoch)
+        for epoch in self.epochs:
+            is_planned = isinstance(dealer.source, MapPipe)
+            of_epoch = self._planned(dealer, epoch, known) if is_planned else self._read(dealer, epoch)
             samples += sorted(of_epoch, key=lambda sample: sample[:4])
         return samples
 
@@ -104,64 +101,59 @@ class Found:
             ValueError: `find` was not asked for a single batch.
             IndexError: The epoch has no such batch.
         """
-        if self._batch is None or len(self._epochs) != 1:
+        if self._number is None or len(self.epochs) != 1:
             raise ValueError("`load()` needs one batch: `kdp.find(chain, epoch=..., batch=...).load()`.")
-        (epoch,) = self._epochs
-        state = self._state
+        state = self.state
         if state is None:
-            with Loader(self._chain) as loader:
+            with Loader(self.chain) as loader:
                 state = loader.state_dict()
-        return _load(self._chain, state, self._asked, epoch)
-
-    def __len__(self) -> int:
-        return len(self.samples)
+        return _load(self.chain, state, self.batch, self.epochs[0])
 
     def __iter__(self) -> Iterator[FoundSample]:
         return iter(self.samples)
 
     def __repr__(self) -> str:
         if not self.samples:
-            return f"No batch has a sample with the key {self._key!r}."
+            return f"No batch has a sample with the key {self.key!r}."
         header = ("epoch", "batch", "rank", "ordinal", "position", "key", "label")
         rows = [header, *(tuple(map(str, sample[:7])) for sample in self.samples)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
-    def _planned(self, dealer: Any, epoch: int, matches: _Matches | None) -> Iterator[FoundSample]:
+    def _planned(self, dealer: Any, epoch: int, known: _Known) -> Iterator[FoundSample]:
         """Yield the samples of an epoch of an indexed chain, whose plan is known. No field but `y` is read."""
         dealer.seed_epoch(epoch)
-        for rank in range(self._num_ranks):
-            plan = dealer.planned_epoch(epoch, Ranks(rank, self._num_ranks))
-            batches: Sequence[int] = range(plan.num_batches)
-            if self._batch is not None:
-                if self._batch >= plan.num_batches:
-                    raise _absent(epoch, self._batch)
-                batches = [self._batch]
+        for rank in range(self.num_ranks):
+            plan = dealer.planned_epoch(epoch, Ranks(rank, self.num_ranks))
+            batches = range(plan.num_batches)
+            if self._number is not None:
+                batches = batches[self._number : self._number + 1]
+                if not batches:
+                    raise _absent(epoch, self._number)
             for numbers, ordinals, positions in plan.parts(batches, _AT_ONCE):
                 keys = [SampleKey()] * len(positions)
                 rows = Rows(positions, partial(list, keys), dealer.plan_of(epoch), range(len(positions)))
                 with planning(rows.planned):
-                    if matches is not None:
+                    if self.key is not None:
                         blocks = blocks_at(dealer.source, rows)
-                        rows = rows.part(sorted(place for block in blocks for place in matches.places(block)))
+                        rows = rows.part(sorted(place for block in blocks for place in known.places(block, self.key)))
                     for block in blocks_at(dealer.source, rows) if len(rows) else ():
                         for number, place in enumerate(block.places):
-                            ordinal = int(ordinals[place])
+                            ordinal, sample = int(ordinals[place]), block.sample(number)
                             is_padding = ordinal >= plan.num_samples
-                            yield _found(block.sample(number), epoch, int(numbers[place]), rank, ordinal, is_padding)
+                            yield _found(sample, epoch, int(numbers[place]), rank, ordinal, is_padding)
 
     def _read(self, dealer: Any, epoch: int) -> Iterator[FoundSample]:
         """Yield the samples of an epoch of a stream, which must be read up to them; only of this process's rank."""
+        rank = dealer.sharding().rank
         for number, samples in dealer.whole_batches(epoch):
-            if self._batch is None or number == self._batch:
-                for sample in samples:
-                    if self._key is None or sample.key == self._key:
-                        rank = dealer.sharding().rank
-                        yield _found(sample, epoch, number, rank, sample.ordinal, sample.draw.is_padding)
-            if number == self._batch:
+            for sample in samples:
+                if self._number in (None, number) and self.key in (None, sample.key):
+                    yield _found(sample, epoch, number, rank, sample.ordinal, sample.draw.is_padding)
+            if number == self._number:
                 return
-        if self._batch is not None:
-            raise _absent(epoch, self._batch)
+        if self._number is not None:
+            raise _absent(epoch, self._number)
 
 
 def find(
@@ -241,27 +233,21 @@ def _dealer_of(chain: Any) -> Any:
     return dealer
 
 
-class _Matches:
-    """Finds the samples of blocks that have a key. The key of each position is compared once."""
+class _Known(dict[tuple[int, ...], NDArray[np.int8]]):
+    """Which samples have a key, by their routes and positions: 0 is not known yet, 1 no, 2 yes."""
 
-    def __init__(self, key: str) -> None:
-        self._key = key
-        self._known: dict[tuple[int, ...], tuple[NDArray[Any], set[int]]] = {}
-
-    def places(self, block: Block) -> list[int]:
-        """Return the places of the samples in a block."""
-        positions = np.asarray(block.positions)
-        is_known, matching = self._known.get(block.route, (np.zeros(0, bool), set[int]()))
-        if len(is_known) <= positions.max():
-            is_known = np.concatenate([is_known, np.zeros(2 * int(positions.max()) + 1 - len(is_known), bool)])
-        for number in np.flatnonzero(~is_known[positions]).tolist():
+    def places(self, block: Block, key: str) -> list[int]:
+        """Return the places of the samples in a block that have the key. Each key is compared once."""
+        positions, known = np.asarray(block.positions), self.get(block.route, np.zeros(0, np.int8))
+        if len(known) <= positions.max():
+            known = np.pad(known, (0, int(positions.max()) + 1))
+        for number in np.flatnonzero(known[positions] == 0).tolist():
+            position = block.positions[number]
             # The samples of a block need not be made to know their keys, unless a user has made the only one.
-            key = block.key(block.positions[number]) if block.key and len(block) > 1 else block.sample(number).key
-            if key == self._key:
-                matching.add(block.positions[number])
-        is_known[positions] = True
-        self._known[block.route] = is_known, matching
-        return [block.places[number] for number in np.flatnonzero(np.isin(positions, list(matching))).tolist()]
+            own = block.key(position) if block.key and len(block) > 1 else block.sample(number).key
+            known[position] = 1 + (own == key)
+        self[block.route] = known
+        return [block.places[number] for number in np.flatnonzero(known[positions] == 2).tolist()]
 
 
 def _found(sample: Sample, epoch: int, batch: int, rank: int, ordinal: int, is_padding: bool) -> FoundSample:
