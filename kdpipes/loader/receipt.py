@@ -31,7 +31,8 @@ from kdpipes.delivery.layout import Ranks
 from kdpipes.delivery.skipping import Skip
 
 _VERSION = 1
-_BLOCK = 1024  # batches that are hashed at a time
+_AT_ONCE = 1 << 16  # samples that are hashed together
+_MOST_PARTS = 1024  # batches whose hashes are kept apart
 _ALL = 2**62  # more batches than an epoch has
 _MAX_KEPT = 2**16  # hashes of samples in a receipt
 _UNKNOWN = np.frombuffer(b"\1" * 8, "<u8")[0]  # in place of the hash of an item that is not a sample
@@ -77,7 +78,7 @@ class StreamSamples:
             self.num_kept = 0
             self.share = self.share * 2
             self._keep(every)
-        elif len(self.kept) > _BLOCK:
+        elif len(self.kept) > _MOST_PARTS:
             self.kept = [np.concatenate(self.kept)]
 
     def hashes(self) -> str:
@@ -217,11 +218,11 @@ def _planned_samples(deal: Any, delivered: Delivered, skips: list[Skip], ranks: 
     skipped = _Digest()
     num_padding = 0
     for plan in plans:
-        for ordinals, positions in _parts(plan, range(num_batches)):
+        for _, ordinals, positions in plan.parts(range(num_batches), _AT_ONCE):
             planned.add(positions[ordinals < num_samples])
     dropped = [number for then, number in delivered.dropped if then == epoch and number in batches]
     all_dropped = np.concatenate([np.zeros(0, np.int64), *map(plans[ranks.rank].ordinals, dropped)])
-    for ordinals, positions in _parts(plans[ranks.rank], batches):
+    for _, ordinals, positions in plans[ranks.rank].parts(batches, _AT_ONCE):
         is_dropped = np.isin(ordinals, all_dropped)
         is_skipped = np.isin(ordinals, left_out)
         is_padding = ordinals >= num_samples
@@ -271,14 +272,6 @@ def _samples_of_stream(deal: DealerIterDataPipe, delivered: Delivered, skips: li
         "planned": {"num_samples": deal.num_planned(), "digest": None},
         "keys": {"may_repeat": deal.may_repeat, "share": stream.share, "hashes": stream.hashes()},
     }
-
-
-def _parts(plan: Any, batches: range) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Yield the ordinals and positions of the samples of batches, many batches at a time."""
-    for begin in range(0, len(batches), _BLOCK):
-        some = batches[begin : begin + _BLOCK]
-        ordinals = np.concatenate([np.asarray(plan.ordinals(batch)) for batch in some])
-        yield ordinals, np.concatenate([plan.positions(batch) for batch in some])
 
 
 class Verdict(NamedTuple):
