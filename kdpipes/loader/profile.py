@@ -35,7 +35,6 @@ _SHORTEST_S = 2e-5  # shorter calls are not part of a trace
 _DEEP = 4
 _choosing = ForkLock()
 COPYING = "copying batches in a thread"
-_ITEMS = "giving samples"
 _NUM_EVENTS = 20_000  # of a thread, for a trace
 _SHARE = 0.005  # of the time, that may go into measuring
 _CALL_S = 3.5e-6  # what measuring one call costs, with all that goes with it, on a slow machine
@@ -105,10 +104,10 @@ class ProfiledProducer(Producer):
 
     def _begin(self) -> None:
         if self._cost_s <= _SHARE * self._work_s:
-            self._probes.on()
+            self._probes.is_on = True
             self._probes.meters.here.meter.leave_out()
         else:
-            self._probes.off()
+            self._probes.is_on = False
         self._begun = clock()
 
     def _end(self, number: int | None = None) -> float:
@@ -247,10 +246,9 @@ def measured(chain: Any, service: Any) -> Measured:
 class Probes:
     """Measures the pipes of a chain while it is on.
 
-    A pipe of kdpipes gets measuring methods as attributes of the instance, a stock pipe a subclass of its class. `on`
-    installs those of indexed pipes, and `off` removes them; others check whether it is on. Values that a pipe promises
-    are computed in a later pipe but count for the pipe that promised them, as do the pixels of an image that is decoded
-    late.
+    A pipe of kdpipes gets measuring methods as attributes of the instance, a stock pipe a subclass of its class. They
+    measure while `is_on` is True, which may change only between two items. Values that a pipe promises are computed in
+    a later pipe but count for the pipe that promised them, as do the pixels of an image that is decoded late.
 
     Args:
         chain: A copy of a part of the chain, which nothing else uses.
@@ -263,9 +261,8 @@ class Probes:
         self.is_on = False
         self._numbers: dict[tuple[int | None, str], int] = {}
         self._late: dict[tuple[type, int], Any] = {}
-        self._by_sample: list[tuple[Any, dict[str, Any]]] = []  # a pipe, and the methods that it gets
         for place, pipe in enumerate(Chain.of(chain).pipes, first):
-            self._by_sample.append((pipe, self._prepared(pipe, place)))
+            self._measure(pipe, place)
 
     def node(self, place: int | None, what: str = "") -> int:
         """Return the number of something that is measured separately; place None is sending to the main process."""
@@ -274,21 +271,6 @@ class Probes:
             number = self._numbers[place, what] = len(self.nodes)
             self.nodes.append((place, what))
         return number
-
-    def on(self) -> None:
-        """Start measuring. Call this only between two items."""
-        if not self.is_on:
-            self.is_on = True
-            for pipe, methods in self._by_sample:
-                vars(pipe).update(methods)
-
-    def off(self) -> None:
-        """Stop measuring. Call this only between two items."""
-        if self.is_on:
-            self.is_on = False
-            for pipe, methods in self._by_sample:
-                for name in methods:
-                    vars(pipe).pop(name, None)
 
     def run(self, node: int, function: Function, *args: Any) -> Any:
         """Call a function, and measure it if measuring is on."""
@@ -345,31 +327,26 @@ class Probes:
 
         return run
 
-    def _prepared(self, pipe: Any, place: int) -> dict[str, Any]:
-        """Let a pipe give measured iterators; return the measured methods of an indexed pipe."""
-        node = self.node(place)
-        if isinstance(pipe, MapPipe):
-            return {
-                MEASURED_ITEMS: partial(self.run, self.node(place, _ITEMS)),
-                MEASURED_ROWS: self._measured_rows(pipe, node, place),
-                "prefetch": self._measured(pipe.prefetch, self.node(place, "reading ahead")),
-            }
-        if not isinstance(pipe, Streaming):
-            self._measure_stock(pipe, node)
-            return {}
-        if isinstance(pipe, DeviceMoverIterDataPipe):
-            vars(pipe)["copy"] = self._measured(pipe.copy, self.node(place, COPYING))
+    def _measure(self, pipe: Any, place: int) -> None:
+        """Let a pipe call measuring functions."""
         kind: Any = type(pipe)
-        if not isinstance(pipe, IterPipe):
-            vars(pipe)["iterate"] = MethodType(self._measured_items(kind.iterate, node, None), pipe)
-            return {}
-        samples = self._measured_items(kind.samples, node, None if pipe.traits.is_plan else place)
-        iterate = self._measured_items(kind.iterate, self.node(place, "binding samples"), None)
-        measured: dict[str, Function] = {"samples": samples, "iterate": iterate}
+        node, held = self.node(place), vars(pipe)
+        if isinstance(pipe, MapPipe | IterPipe):
+            held[MEASURED_ITEMS] = partial(self.run, self.node(place, "giving samples"))
+        if isinstance(pipe, MapPipe):
+            held[MEASURED_ROWS] = partial(self._rows, pipe, node, place)
+            held["prefetch"] = partial(self.run, self.node(place, "reading ahead"), pipe.prefetch)
         # Methods of this pipe: `deal` copies the streams of its lanes, and copies must not read from the original.
-        vars(pipe).update({name: MethodType(method, pipe) for name, method in measured.items()})
-        vars(pipe)[MEASURED_ITEMS] = partial(self.run, self.node(place, _ITEMS))
-        return {}
+        elif isinstance(pipe, IterPipe):
+            samples = self._measured_items(kind.samples, node, None if pipe.traits.is_plan else place)
+            iterate = self._measured_items(kind.iterate, self.node(place, "binding samples"), None)
+            held["samples"], held["iterate"] = MethodType(samples, pipe), MethodType(iterate, pipe)
+        elif isinstance(pipe, Streaming):
+            if isinstance(pipe, DeviceMoverIterDataPipe):
+                held["copy"] = partial(self.run, self.node(place, COPYING), pipe.copy)
+            held["iterate"] = MethodType(self._measured_items(kind.iterate, node, None), pipe)
+        else:
+            self._measure_stock(pipe, node)
 
     def _measure_stock(self, pipe: Any, node: int) -> None:
         base = type(pipe)
@@ -382,28 +359,14 @@ class Probes:
             kind.__iter__ = lambda pipe: _Items(self, base.__iter__(pipe), node, None)
         pipe.__class__ = kind
 
-    def _measured(self, method: Function, node: int) -> Function:
-        here = self.meters.here
-
-        def run(*args: Any) -> Any:
-            return here.meter.run(node, method, *args)
-
-        return run
-
-    def _measured_rows(self, pipe: Any, node: int, place: int) -> Callable[[Rows], Sequence[Block]]:
-        """Return a method that makes samples, measured. Each sample counts as one call."""
-        method = partial(read_rows, pipe)
-
-        def run(rows: Rows) -> Sequence[Block]:
-            meter = self.meters.here.meter
-            made: Sequence[Block] = meter.run(node, method, rows)
-            meter.rows[node][1] += len(rows) - 1
-            if not pipe.traits.is_plan:
-                for block in made:
-                    self.watch(block, place)
-            return made
-
-        return run
+    def _rows(self, pipe: Any, node: int, place: int, rows: Rows) -> Sequence[Block]:
+        """Read samples, measured. Each counts as one call."""
+        blocks: Sequence[Block] = self.run(node, read_rows, pipe, rows)
+        if self.is_on:
+            self.meters.here.meter.rows[node][1] += len(rows) - 1
+            for block in () if pipe.traits.is_plan else blocks:
+                self.watch(block, place)
+        return blocks
 
     def _measured_items(
         self, method: Callable[[Any], Iterator[Any]], node: int, watched: int | None

@@ -137,7 +137,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
             self._items = end
         if self.is_profiled:
             self.main_probes = Probes(self._items)
-            self.main_probes.on()
+            self.main_probes.is_on = True
         return _ItemPipe(self.begin)
 
     def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
