@@ -128,8 +128,8 @@ def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFo
             continue
         if version.tag and index.version == version and not ends_early(index, url):
             return IndexFound("fresh", index, damage)
-        indexes.append((place, index))
-    fitting = (index for place, index in indexes if _may_fit(index.version, version, place, url))
+        indexes.append((home, index))
+    fitting = (index for home, index in indexes if _may_fit(index.version, version, home, url))
     fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
     return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])

@@ -224,7 +224,7 @@ def test_without_profile_nothing_is_measured_or_changed(clock: Clock) -> None:
         for profile in (False, True):
             with kdp.Loader(pipe, profile=profile) as loader:
                 assert next(iter(loader))
-                producer = loader._own._workers[0].producer
+                producer = loader.reading_service._workers[0].producer
                 assert (type(producer) is Producer) is not profile
                 assert [(type(upstream), set(vars(upstream))) for upstream in Chain.of(pipe).pipes] == before
                 inner = [(type(upstream), set(vars(upstream))) for upstream in Chain.of(producer._chain).pipes]
@@ -251,7 +251,7 @@ def test_a_service_of_the_users_is_not_changed() -> None:
     service = kdp.ThreadReadingService(1)
     with kdp.Loader(kdp.from_dataset([(1, 0)]).deal(batch_size=1), reading_service=service, profile=True) as loader:
         assert len(list(loader)) == 1
-        assert (service.is_profiled, loader._own.is_profiled) == (False, True)
+        assert (service.is_profiled, loader.reading_service.is_profiled) == (False, True)
 
 
 def test_a_trace_is_what_chrome_and_perfetto_read(clock: Clock, tmp_path: Path) -> None:
