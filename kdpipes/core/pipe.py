@@ -25,7 +25,7 @@ from kdpipes.core.user_code import is_kdpipes, with_first_values
 MEASURED_ITEMS = "_kdpipes_measured_items"  # an attribute of a pipe that is being profiled: what `items_of` calls
 _NOT_ARGUMENTS = (CALLED, TAG, "traits")
 _FUNCTIONS = (  # of kdpipes, that take a chain
-    *("Loader", "class_counts", "doctor", "draw", "plot_classes", "profile", "replay", "show_batch", "split"),
+    *("Loader", "class_counts", "doctor", "plot_classes", "profile", "replay", "show_batch", "split"),
     *("write_records", "write_shards"),
 )
 
