@@ -302,12 +302,10 @@ def source_figures() -> dict[str, float]:
     traversals, undeclared = locations()
     texts = [path.read_text(encoding="utf-8") for path in trees]
     functions = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, Function)]
-    lengths = sorted(node.end_lineno - node.lineno + 1 for node in functions if node.end_lineno)
     return {
         **text_figures(texts),
         "modules": len(trees),
         "functions": len(functions),
-        "function length, 90th percentile": lengths[len(lengths) * 9 // 10],
         "circles of modules": len(circles(graph)),
         "modules in circles": sum(map(len, circles(graph))),
         "circles of folders": len(circles(folders_of(graph))),

@@ -165,7 +165,9 @@ class Cacher(Operation):
             block.promises.update(dict.fromkeys(entries, column))
 
     def _value(self, sample: Sample, *, entry: _Entry, calls: WatchedCalls, added: Callable[[], None]) -> Any:
-        name, base, is_damaged = entry.field, entry.identity.of(sample), False
+        name = entry.field
+        base = entry.identity.of(sample)
+        is_damaged = False
         key = entry.identity.of_field(sample, base, name, entry.inputs)
         try:
             if (found := self._found(key, sample)) is not None:
@@ -332,7 +334,8 @@ class _CachePipe(SampleMapper):
     _name: str
 
     def _begin(self) -> None:
-        operation, chain = self._operation, Chain.of(self.source)
+        operation = self._operation
+        chain = Chain.of(self.source)
         if (name := chain.random_name(is_eager=True)) is not None:
             reject_random(name, is_eager=True)
         if not operation.freezes and (name := chain.random_name()) is not None:

@@ -29,7 +29,9 @@ Result = TypeVar("Result")
 METADATA = "METADATA"
 _HINT = "Give another folder, or delete this one."
 _CLAIM_TRIES = 100
-_CLAIMS, _DRAFTS, _COUNTS = ".claims", ".partial", ".counts/folders"
+_CLAIMS = ".claims"
+_DRAFTS = ".partial"
+_COUNTS = ".counts/folders"
 _NUM_TRIES = 3  # of remote storage: the samples can still be loaded
 _LONG_AGO_S = 24 * 3600
 _SETTLED_NS = 2_000_000_000  # coarser than the clock of any file system
@@ -175,7 +177,8 @@ class LocalFolder:
         with suppress(ValueError):
             known = dict(json.loads(self.read(_COUNTS) or b"{}"))
         found: dict[str, Any] = {}
-        now, waiting = time.time_ns(), [""]
+        now = time.time_ns()
+        waiting = [""]
         while waiting:
             inner = waiting.pop()
             changed = os.stat(f"{self._root}/{inner}").st_mtime_ns  # noqa: PTH116
@@ -260,7 +263,8 @@ class RemoteFolder:
     """A folder of an fsspec file system that writes files whole, as object storage does; it need not exist."""
 
     def __init__(self, url: str, access: Access) -> None:
-        self._url, self._access = url, access
+        self._url = url
+        self._access = access
         self.is_marked = False  # whether it is known to be a cache
         with using(access):
             self._files, root = filesystem_of(url)

@@ -173,7 +173,8 @@ def _parts(source: Any, route: tuple[int, ...], unhashed: list[str]) -> Iterator
                 yield node.name, _digested(node.operation, unhashed)
                 read_on_the_way.append(node.traits)
         elif node.traits.is_plan:
-            changed, own = node.traits.changes or (), own_members(type(node.pipe))
+            changed = node.traits.changes or ()
+            own = own_members(type(node.pipe))
             # The code of a user's class may change fields. What our pipes change is identified by its values.
             if own and not all(traits.ignores(name) for traits in read_on_the_way for name in changed):
                 yield node.pipe.value_fingerprint()
@@ -236,7 +237,8 @@ class WatchedCalls:
     def watching(self) -> Iterator[Callable[[], tuple[str, str] | None]]:
         """Yield a function that returns the names of an operation and its generator that has drawn since, or None."""
         if self._process != os.getpid():  # the lock may be held by a thread that was not forked
-            self._process, self._looking = os.getpid(), threading.Lock()
+            self._process = os.getpid()
+            self._looking = threading.Lock()
         with self._looking:
             known = self._known_by() if self._warns_of_changed and self._num_looks == 0 else []
             if self._num_looks < _NUM_LOOKS:

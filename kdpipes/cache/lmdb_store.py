@@ -27,11 +27,14 @@ from kdpipes.core.processes import at_fork
 from kdpipes.storage.memory import map_file
 from kdpipes.storage.urls import is_local
 
-_LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 62
+_LEAST_BYTES = 1 << 16
+_MOST_BYTES = 1 << 62
 _NUM_READERS = 1024
 _LOCK_BYTES = 17 * 4096  # for `_NUM_READERS`
 # Entries are committed together when there are this many, or an entry comes this long after the first of them.
-_GROUP_ENTRIES, _GROUP_BYTES, _GROUP_S = 64, 8 << 20, 0.2
+_GROUP_ENTRIES = 64
+_GROUP_BYTES = 8 << 20
+_GROUP_S = 0.2
 _MOST_PLACES = 1 << 17  # about 20 MB in each process
 _PREFIX = b"\0"  # of all keys
 
@@ -193,7 +196,8 @@ class _Environment:
         self.group_bytes = 0
         self._since = 0.0  # when its first entry came
         self._is_writable = True
-        self.reading, self.writing = threading.Lock(), threading.Lock()
+        self.reading = threading.Lock()
+        self.writing = threading.Lock()
         _all.add(self)
 
     @property
@@ -309,7 +313,8 @@ class _Environment:
                 self._check_size()
 
     def _check_size(self) -> None:
-        size, least = self._data.stat().st_size, self._least_size
+        size = self._data.stat().st_size
+        least = self._least_size
         if size >= least:  # only then can the first pages, which hold the number of pages, be read
             least = (self._env.info()["last_pgno"] + 1) * self._page_size
             size = self._data.stat().st_size  # once more: another process may have written between the two
@@ -375,7 +380,8 @@ class _Environment:
             )
         except (lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.CorruptedError) as error:
             raise DataError(f"{self.folder!r} is not a cache, or is damaged ({error}). Delete it.") from error
-        self._env, self._page_size = env, env.stat()["psize"]
+        self._env = env
+        self._page_size = env.stat()["psize"]
         file = _file_id(self._data.stat())
         if file != self._file:
             self._file, self._views, self._least_size = file, _Views(self._data, file), 0
@@ -409,14 +415,16 @@ class _Views:
     """
 
     def __init__(self, path: Path, file: tuple[int, int] | None) -> None:
-        self._path, self._file = path, file
+        self._path = path
+        self._file = file
         self._map = memoryview(b"")
         self._places: dict[bytes, tuple[int, int]] = {}
         self.base: int | None = None  # where LMDB's map begins, while it is open
 
     def known(self, key: bytes) -> memoryview | None:
         """Return an entry from its remembered location."""
-        place, whole = self._places.get(key), self._map
+        place = self._places.get(key)
+        whole = self._map
         return whole[place[0] : place[1]] if place is not None and place[1] <= len(whole) else None
 
     def forget(self) -> None:

@@ -280,14 +280,18 @@ def look_at_cache(place: str, storage_options: Mapping[str, Any] | None = None) 
         return CacheFound(place, "indexes", len(sizes), sum(sizes), None)
     store = _store_at(place, storage_options)
     entries = Entries(store)
-    stats, found = entries.stats(), read_list(entries)
+    stats = entries.stats()
+    found = read_list(entries)
     return CacheFound(place, store.layout, stats.entries, stats.bytes, None if found is None else len(found.keys))
 
 
 def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheChecked:
     """Return how many entries a cache has, how many are damaged, and how many could be healed without the source."""
     store = _store_at(place, storage_options)
-    entries, number, num_damaged, num_healed = Entries(store), 0, 0, 0
+    entries = Entries(store)
+    number = 0
+    num_damaged = 0
+    num_healed = 0
     for key, entry in shown_if_slow(store.each_entry(), entries.stats().entries, f"verifying {place!r}", "entry"):
         number += 1
         try:

@@ -51,7 +51,8 @@ class RedisStore(CacheStore):
             rule = f"at most {MOST_VALUE_BYTES:,}, the limit of redis"
             raise ValueError(must_be("max_value_bytes", rule, max_value_bytes))
         self._max_value_bytes = max_value_bytes
-        self._url, self._prefix = url, f"{namespace}:".encode()
+        self._url = url
+        self._prefix = f"{namespace}:".encode()
         self._ttl_ms = None if ttl_s is None else int(ttl_s * 1000)
         self._timeout_s = timeout_s
         # A full server answers with a ResponseError, which never ends an epoch.

@@ -49,12 +49,14 @@ class Replayed:
         if place is None:
             yield from self._shards.samples()
             return
-        key, is_damaged = digest(["passed", place]), False
+        key = digest(["passed", place])
+        is_damaged = False
         try:
             if (entry := self._entries.get(key)) is not None:
                 entry = decode(entry, key=bound_to(key))
         except (DamagedError, PickledError):
-            entry, is_damaged = None, True
+            entry = None
+            is_damaged = True
         if entry is not None:
             yield from self._repeated(entry)
             return

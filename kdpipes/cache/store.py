@@ -313,13 +313,15 @@ def claim_by(
         waits: Whether to wait while another process holds the claim.
     """
     token = secrets.token_bytes(8)
-    seen, since = b"", time.monotonic()
+    seen = b""
+    since = time.monotonic()
     try:
         while (content := create(token)) != token:
             if not waits:
                 break
             if content != seen:
-                seen, since = content, time.monotonic()
+                seen = content
+                since = time.monotonic()
             elif time.monotonic() - since >= PATIENCE_S:
                 replace(token)
                 break

@@ -96,7 +96,10 @@ class _Filler:
     """
 
     def __init__(self, pipe: Any, num_threads: int, waits: bool, done: frozenset[int]) -> None:
-        self._pipe, self._num_threads, self._waits, self._done = pipe, num_threads, waits, done
+        self._pipe = pipe
+        self._num_threads = num_threads
+        self._waits = waits
+        self._done = done
         self._name = digest(Chain.of(pipe).fingerprints())
         self._handler = Chain.of(pipe).error_handler()
         self._size = min(max(len(pipe) // _NUM_BLOCKS, 1), _MOST) if isinstance(pipe, MapPipe) else 1
@@ -148,7 +151,8 @@ class _Filler:
         """Add what is recorded of a sample, unless it may be left out; return the keys of entries that were missing."""
         cache = self._pipe.operation.entries
         plain: dict[str, Any] = {}
-        entries, missing = dict[str, bytes](), list[bytes]()
+        entries = dict[str, bytes]()
+        missing = list[bytes]()
         try:
             with using_key(SampleKey(position=index)):
                 sample = make(index)

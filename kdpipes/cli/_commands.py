@@ -107,7 +107,8 @@ def help_text(text: str) -> str:
 
 
 def _parameter(parameter: inspect.Parameter, kind: Any, about: dict[str, str]) -> click.Parameter:
-    metavar, default = None, parameter.default
+    metavar = None
+    default = parameter.default
     kind = _without_none(kind)  # which Python 3.10 adds if the default is None
     if get_origin(kind) is Annotated:
         kind, metavar = get_args(kind)

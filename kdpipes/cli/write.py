@@ -72,7 +72,8 @@ def pack(
         raise ValueError("`--quarantine FILE` must be given with `--on-error quarantine`, and only then.")
     encodings = _by_field("--encode", "FORMAT", encode, check_encoding)
     extensions = _by_field("--extension", "EXT", extension, check_extension)
-    is_folder, chain = not names_chain(source), _samples_of(source)
+    is_folder = not names_chain(source)
+    chain = _samples_of(source)
     with _naming_options(is_folder=is_folder):
         chain = chain if shuffle is None else chain.permute(shuffle)
         if on_error is not None:  # in a folder, files that are not images count as samples that cannot be made

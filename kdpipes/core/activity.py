@@ -67,7 +67,8 @@ def read_record(file: int) -> tuple[str, str]:
     A text may be incomplete if the process was killed while it was writing.
     """
     with mmap.mmap(file, _SIZE) as memory:
-        key, what = _read(memory, 0), _read(memory, _WHAT)
+        key = _read(memory, 0)
+        what = _read(memory, _WHAT)
     return (key, f"{what} of sample {key!r}") if what else ("", "")
 
 

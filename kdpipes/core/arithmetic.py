@@ -297,7 +297,8 @@ class Rounds:
     """
 
     def __init__(self, size: int, num_rounds: int) -> None:
-        self._size, self.num_rounds = size, num_rounds
+        self._size = size
+        self.num_rounds = num_rounds
 
     def __len__(self) -> int:
         return self._size * self.num_rounds
@@ -332,7 +333,8 @@ class Pairs:
     """The number of the source of each sample, and the position in that source."""
 
     def __init__(self, numbers: NDArray[Any], positions: NDArray[Any]) -> None:
-        self._numbers, self._positions = numbers, positions
+        self._numbers = numbers
+        self._positions = positions
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -366,7 +368,9 @@ def draw_weighted(
     kind = smallest_int(len(shares))
     if replacement:
         return _find(_cumulated(shares), generator.random(number)).astype(kind, copy=False)
-    left, found, drawn = shares.copy(), np.zeros(number, dtype=kind), 0
+    left = shares.copy()
+    found = np.zeros(number, dtype=kind)
+    drawn = 0
     first = np.empty(len(shares), dtype=kind)
     while drawn < number:
         new = _find(_cumulated(left), generator.random(number - drawn))
@@ -394,7 +398,8 @@ def _find(sums: NDArray[np.float64], values: NDArray[np.float64]) -> Ints:
     if size < _LARGE or len(values) < size // 16:  # a table would cost more than it saves
         return sums.searchsorted(values, side="right")
     kind = smallest_int(len(sums))
-    table, found = np.empty(size, dtype=kind), np.empty(len(values), dtype=kind)
+    table = np.empty(size, dtype=kind)
+    found = np.empty(len(values), dtype=kind)
     for start in range(0, size, _LARGE):
         table[start : start + _LARGE] = sums.searchsorted(np.arange(start, start + _LARGE) / size, side="right")
     for start in range(0, len(values), _LARGE):

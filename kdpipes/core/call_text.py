@@ -116,7 +116,8 @@ def _collection(value: Any, depth: int) -> str:
     opening, closing = "()" if isinstance(value, tuple) else "[]" if isinstance(value, Sequence) else "{}"
     if depth >= 3:
         return f"{opening}…{closing}"
-    entries, length = list[str](), 0
+    entries = list[str]()
+    length = 0
     for entry in islice(value.items() if isinstance(value, Mapping) else value, _ENTRIES):
         if isinstance(value, Mapping):
             name, held = entry

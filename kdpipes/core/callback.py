@@ -47,8 +47,11 @@ class Callback:
     def with_function(self, function: Any) -> Callback:
         """Return a copy for another function of the same name and parameters, such as a bound method."""
         made = Callback.__new__(Callback)
-        made.function, made.name, made.parameters = function, self.name, self.parameters
-        made.declares_random, made.globals = self.declares_random, self.globals
+        made.function = function
+        made.name = self.name
+        made.parameters = self.parameters
+        made.declares_random = self.declares_random
+        made.globals = self.globals
         return made
 
     @property

@@ -114,7 +114,9 @@ class Chain:
         return cls(tuple(nodes.values()))
 
     def __iter__(self) -> Iterator[Node]:
-        waiting, opened, done = [self.end], set[int](), set[int]()
+        waiting = [self.end]
+        opened = set[int]()
+        done = set[int]()
         while waiting:
             node = waiting[-1]
             new = [source for source in node.upstream[::-1] if source.place not in opened | done]
@@ -209,7 +211,8 @@ class Chain:
 
     def path_of(self, route: tuple[int, ...]) -> list[Node]:
         """Return the nodes on a route, from the end of the chain up to the source."""
-        path, left = [self.end], list(route)
+        path = [self.end]
+        left = list(route)
         while path[-1].passes_samples:
             path.append(path[-1].upstream[left.pop() if path[-1].is_join else 0])
         return path

@@ -75,10 +75,13 @@ class Column:
         reads_once: bool = False,
         within: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.what, self._load, self._inputs = what, load, inputs
+        self.what = what
+        self._load = load
+        self._inputs = inputs
         # A stream makes many columns, so unused attributes are left to the class.
         if scope is not None:
-            self._scope, self._reads_once = scope, reads_once
+            self._scope = scope
+            self._reads_once = reads_once
         if is_cheap:
             self.is_cheap = True
         if many is not None:
@@ -93,7 +96,8 @@ class Column:
 
     def get(self, sample: Sample) -> Any:
         """Return the value for a sample of the block. An error gets a note that names the sample and the operation."""
-        cells, number = self._cells, sample.number
+        cells = self._cells
+        number = sample.number
         value = UNLOADED if cells is None else cells[number]
         if value is UNLOADED:
             return self._compute(sample, number)
@@ -113,7 +117,8 @@ class Column:
     def _compute(self, sample: Sample, number: int) -> Any:
         size = len(sample.block.positions)
         if self._cells is None and not self._is_passing:
-            self._cells, self._num_left = [UNLOADED] * size, size
+            self._cells = [UNLOADED] * size
+            self._num_left = size
         try:
             values = [column.get(sample) for column in self._inputs]
             record = activity.current
@@ -147,7 +152,8 @@ class Column:
             return [self.get(sample) for sample in block.samples()]
         if self._num_left == 0:
             return self._cells  # type: ignore[no-any-return]
-        holder, record = row_key(), activity.current
+        holder = row_key()
+        record = activity.current
         if holder is not None:
             key = holder.key
         activity_before = record.now if record is not None else (None, "")
@@ -177,20 +183,26 @@ class Column:
     def _run(self, last: Column, steps: Sequence[Column], block: Block, holder: RowKey | None) -> Sequence[Any]:
         """Compute the cells of `last` from this column through `steps`, a chunk of samples at a time."""
         if last._cells is None:
-            last._cells, last._num_left = [UNLOADED] * len(block), len(block)
-        cells, samples = last._cells, [each for each in block.samples() if last._cells[each.number] is UNLOADED]
+            last._cells = [UNLOADED] * len(block)
+            last._num_left = len(block)
+        cells = last._cells
+        samples = [each for each in block.samples() if last._cells[each.number] is UNLOADED]
         for column in self._inputs:
             if column._many is not None:
                 # Reading the cell of a sample raises the error again.
                 with suppress(Exception):
                     column.values(block)
-        value, values, arguments = None, list[Any](), list[Any]()
+        value = None
+        values = list[Any]()
+        arguments = list[Any]()
         for start in range(0, len(samples), _CHUNK_SIZE):
             chunk = samples[start : start + _CHUNK_SIZE]
             inputs: Iterable[Any] = map(partial(self._input_values, holder), chunk) if self._inputs else repeat(())
-            previous, values = self, self._load_each(chunk, inputs, holder)
+            previous = self
+            values = self._load_each(chunk, inputs, holder)
             for step in steps:
-                chunk, arguments = chunk[: len(values)], values
+                chunk = chunk[: len(values)]
+                arguments = values
                 inputs = [each if type(each) is _Failure else (each,) for each in arguments]
                 values = step._load_each(chunk, inputs, holder)
                 previous._keep_values(chunk[len(values) :], arguments[len(values) :], len(cells))
@@ -220,7 +232,9 @@ class Column:
     def _keep_values(self, samples: Sequence[Sample], values: Sequence[Any], size: int) -> None:
         """Keep values that the next step did not get, because an earlier sample failed."""
         if samples:
-            self._is_passing, self._cells, self._num_left = False, self._cells or [UNLOADED] * size, size
+            self._is_passing = False
+            self._cells = self._cells or [UNLOADED] * size
+            self._num_left = size
             for sample, value in zip(samples, values, strict=True):
                 self._cells[sample.number] = value
 
@@ -237,7 +251,9 @@ class Column:
 
         The arguments for a sample may be the failure of an earlier step.
         """
-        results, record, scope = list[Any](), activity.current, self._scope
+        results = list[Any]()
+        record = activity.current
+        scope = self._scope
         for sample, values in zip(samples, arguments, strict=False):
             if type(values) is _Failure:
                 return [*results, values]
@@ -269,12 +285,16 @@ class Column:
         except (Exception, KeyNeededError):
             return None
         if values is not None:
-            self._cells, self._num_left = values, 0
+            self._cells = values
+            self._num_left = 0
             self._forget_inputs()
         return values
 
     def _forget_inputs(self) -> None:
-        self._load, self._many, self._inputs, self._scope = UNLOADED, None, (), None
+        self._load = UNLOADED
+        self._many = None
+        self._inputs = ()
+        self._scope = None
 
     def reaches(self, other: Column) -> bool:
         """Return whether this column is `other`, or depends on it and is not loaded yet."""
@@ -288,7 +308,8 @@ class Column:
             first = first._inputs[0]
         if first._scope is None and not first._inputs and not others:
             return Inputs((), (first,) if first.is_loaded or first.is_cheap else ())
-        names, columns = list[str](), list[Column]()
+        names = list[str]()
+        columns = list[Column]()
         for column in upstream_of([first, *others]):
             if column._scope is not None:
                 names += sorted(column._scope)
@@ -372,7 +393,8 @@ def _note(error: BaseException, what: str, sample: Sample) -> None:
 def filled(values: Sequence[Any]) -> Column:
     """Return a column of known values."""
     column = Column(UNLOADED, what="")
-    column._cells, column._num_left = values, 0
+    column._cells = values
+    column._num_left = 0
     return column
 
 
@@ -389,7 +411,9 @@ def stacked(columns: Sequence[Column], samples: Sequence[Sample]) -> Column:
 
 def upstream_of(columns: Iterable[Column]) -> list[Column]:
     """Return columns and all columns that they still depend on, each once, always in the same order."""
-    found, waiting, seen = list[Column](), list(columns), set[int]()
+    found = list[Column]()
+    waiting = list(columns)
+    seen = set[int]()
     while waiting:
         column = waiting.pop()
         if id(column) not in seen:

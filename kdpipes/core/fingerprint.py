@@ -447,7 +447,8 @@ def settled_attributes(value: Any) -> dict[str, Any]:
 
 def lost_attributes(value: Any) -> list[str]:
     """Return the names of an object's attributes that cannot be hashed, as warnings show them."""
-    kind, attributes = type(value), with_first_values(value, attributes_of(value))
+    kind = type(value)
+    attributes = with_first_values(value, attributes_of(value))
     names = _lost_names(attributes, _reduced(value) if _pickles_itself(kind) else None)
     return [f"`{name}` of `{kind.__qualname__}` ({type(attributes[name]).__name__})" for name in names]
 
@@ -519,9 +520,11 @@ def sketch(value: Any, budget: int = 256) -> Any:
 
 
 def _sketch_of_entries(value: Any, budget: int) -> Any:
-    entries, what = value, type(value).__qualname__
+    entries = value
+    what = type(value).__qualname__
     if isinstance(value, np.ndarray | torch.Tensor):
-        entries, what = value.reshape(-1), f"{value.dtype} {tuple(value.shape)}"
+        entries = value.reshape(-1)
+        what = f"{value.dtype} {tuple(value.shape)}"
         entries = entries[_spread(len(entries), budget)].tolist()
     elif hasattr(value, "iloc"):
         rows = value.iloc[_spread(len(value), budget // 8)]

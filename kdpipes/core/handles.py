@@ -74,7 +74,8 @@ def warn_of_handles(value: Any, *, is_forked: bool) -> None:
 
 def find_handles(value: Any) -> Iterator[Held]:
     """Yield the open files, connections and generators that users' objects hold, in a chain or a function."""
-    connections, generators = _loaded(_CONNECTIONS), (*_loaded(_GENERATORS), *GENERATORS, GeneratorType)
+    connections = _loaded(_CONNECTIONS)
+    generators = (*_loaded(_GENERATORS), *GENERATORS, GeneratorType)
     for reached in reached_from(value, follows_code=False):
         part = reached.value
         if isinstance(part, generators):

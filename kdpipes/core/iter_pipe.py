@@ -115,7 +115,8 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
         self._note(called)
 
     def _note(self, called: Callback) -> None:
-        self.fn, self._called = called.function, called
+        self.fn = called.function
+        self._called = called
         number = len(Chain.of(self).of_type(Mapper))
         self._place = "map" if number == 1 else f"map_{number}"
 
@@ -175,7 +176,8 @@ class IterPipe(Streaming[Any], IterChain):
     def __new__(cls: type[Stream], *args: Any, **kwargs: Any) -> Stream:
         # Not in `__init__`, so that pipes of users work without `super().__init__()`.
         made = super().__new__(cls, *args, **kwargs)
-        made._epochs, made._renewed = EpochCounter(), None
+        made._epochs = EpochCounter()
+        made._renewed = None
         return made
 
     _epochs: EpochCounter

@@ -112,10 +112,9 @@ class MapPipe(Pipe, MapChain):
             if (is_sequence(index) and not isinstance(index, tuple)) or bool(getattr(index, "ndim", 0)):
                 return _pick(self, index)
             if isinstance(index, bool) or not hasattr(index, "__index__"):
-                values = f"`pipe.column({index!r})` returns a field of all samples, `pipe[0][{index!r}]` that of one."
-                hint = values if isinstance(index, str) else ""
-                raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index, hint))
-        size, position = len(self), index.__index__()
+                raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
+        size = len(self)
+        position = index.__index__()
         if not size:
             raise IndexError(f"`{pipe_name(self)}` is empty; there is no index {position}.")
         if not -size <= position < size:
@@ -179,7 +178,8 @@ class MapPipe(Pipe, MapChain):
 
     def _reject_drawn(self, name: str) -> None:
         """Raise ChainError if samples are to be chosen by values that are drawn at random."""
-        drawing, by = self.__dict__.get(_DRAWING, {}), chooser()
+        drawing = self.__dict__.get(_DRAWING, {})
+        by = chooser()
         operation = next((drawing[field] for field in drawing if f"{name}.".startswith(f"{field}.")), None)
         if operation is not None and by is not None:
             raise ChainError(
@@ -208,7 +208,8 @@ class MapPipe(Pipe, MapChain):
     def read_column(self, name: str) -> NDArray[Any]:
         """Read one field of all samples. A source overrides this if it can read the field without making samples."""
         samples = iter(shown_if_slow(self._all_ahead(), len(self), f"reading {name!r}"))
-        values, watched = [], [*islice(samples, _WATCHED)]
+        values = []
+        watched = [*islice(samples, _WATCHED)]
         for sample in watched:
             with sample.watching_draws() as drawn:
                 values.append(value_of(sample, name))

@@ -14,7 +14,8 @@ class _SafeText(logging.Filter):
         text = record.getMessage()
         safe = safe_text(text)
         if safe != text:
-            record.msg, record.args = safe, ()
+            record.msg = safe
+            record.args = ()
         return True
 
 
@@ -32,7 +33,8 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning that names the line of the user's code."""
     frame, line = calling_line()
     registry = frame.f_globals.setdefault("__warningregistry__", {})
-    file, module = frame.f_code.co_filename, frame.f_globals.get("__name__")
+    file = frame.f_code.co_filename
+    module = frame.f_globals.get("__name__")
     warnings.warn_explicit(safe_text(text), category, file, line, module, registry)
 
 

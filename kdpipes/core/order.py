@@ -73,6 +73,7 @@ def in_windows(parts: Iterable[Positions]) -> Iterator[Positions]:
         size += len(part)
         if size >= WINDOW:
             yield np.concatenate(waiting)
-            waiting, size = [], 0
+            waiting = []
+            size = 0
     if waiting:
         yield np.concatenate(waiting)

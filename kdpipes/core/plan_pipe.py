@@ -143,7 +143,8 @@ class PlanPipe(MapPipe):
         return self._recent.of(epoch, self._redrawn)
 
     def _redrawn(self, epoch: int) -> Any:
-        made, size = self._kept(self.plan(epoch)), len(self.chosen())
+        made = self._kept(self.plan(epoch))
+        size = len(self.chosen())
         if len(made) != size:
             raise ValueError(
                 f"`plan` of `{pipe_name(self)}` must return {size} positions in every epoch, as in epoch 0, but "
@@ -321,7 +322,8 @@ class PlanPipe(MapPipe):
     def column(self, name: str) -> NDArray[Any]:
         with planning(0):
             if len(self.sources) > 1:
-                root_column, positions = self._joined_column(name), self._all(0)
+                root_column = self._joined_column(name)
+                positions = self._all(0)
             else:
                 root, positions = self.traced()
                 root_column = root.column(name)
@@ -413,7 +415,8 @@ def join_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
     """Return the shard numbers of concatenated sources, different for each source; None if a source has no shards."""
     if len(numbers) == 1:
         return numbers[0]
-    joined, start = [], 0
+    joined = []
+    start = 0
     for part in numbers:
         if part is None:
             return None

@@ -155,7 +155,8 @@ class RowKey:
     __slots__ = ("epoch", "key", "seed")
 
     def __init__(self, seed: int, epoch: int) -> None:
-        self.seed, self.epoch = seed, epoch
+        self.seed = seed
+        self.epoch = epoch
         self.key: SampleKey | None = None
 
     def take(self) -> SampleKey:
@@ -397,7 +398,8 @@ def try_unseeded(make: Callable[[], Made]) -> Made:
     global _num_vain_trials
     if _trial.is_on or _trial.is_noting or _num_vain_trials >= _MAX_VAIN_TRIALS:
         return make()
-    _trial.is_on, _trial.before = True, None
+    _trial.is_on = True
+    _trial.before = None
     try:
         made = make()
     except Exception:
@@ -414,7 +416,8 @@ def try_unseeded(make: Callable[[], Made]) -> Made:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
-    _trial.is_noting, _trial.has_found = True, False
+    _trial.is_noting = True
+    _trial.has_found = False
     try:
         made = make()
     finally:

@@ -69,7 +69,8 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
     checked = _checked(name, function)
     if not _is_of_others(name, flavour):
         _BASES[flavour].register_function(name, checked)
-    _ours[name, flavour], _checked_ours[name, flavour] = function, checked
+    _ours[name, flavour] = function
+    _checked_ours[name, flavour] = checked
     if isinstance(function, type):
         note_name(function, name)
 

@@ -99,8 +99,11 @@ class Block:
     ) -> None:
         self.fields = fields
         self.positions: Sequence[int] = rows.positions.tolist()
-        self.keys, self.places = rows.keys, rows.places
-        self.key, self.version, self.shared_key = key, version, shared_key
+        self.keys = rows.keys
+        self.places = rows.places
+        self.key = key
+        self.version = version
+        self.shared_key = shared_key
         self.claimed: dict[str, int] = {}
         self.promises: dict[str, Column] = {}
 
@@ -142,7 +145,8 @@ class Block:
         if len(self.places) == 1:
             return self
         part = copy.copy(self)
-        part._samples, part.is_part = [self.sample(number)], True
+        part._samples = [self.sample(number)]
+        part.is_part = True
         part.places = [self.places[number]]
         return part
 
@@ -161,7 +165,8 @@ class Block:
         if operation not in names and operation not in (_DRAW, _EARLY):
             names[operation] = 1
             return operation
-        name, count = operation, names.get(operation, int(operation in (_DRAW, _EARLY)))
+        name = operation
+        count = names.get(operation, int(operation in (_DRAW, _EARLY)))
         while count and (name := f"{operation}_{count + 1}") in names:
             count += 1
         names[operation] = count + 1
@@ -184,12 +189,16 @@ def stack(samples: Sequence[Sample]) -> Block | None:
     if any(form != forms[0] for form in forms) or any(sample.failure is not None for sample in samples):
         return None
     fields = {name: stacked([sample.block.fields[name] for sample in samples], samples) for name in first.fields}
-    positions, sample_keys = [sample.position for sample in samples], [sample.draw for sample in samples]
+    positions = [sample.position for sample in samples]
+    sample_keys = [sample.draw for sample in samples]
     block = Block(fields, Rows(np.array(positions), lambda: sample_keys, 0, range(len(samples))), key=None)
     promised = {name: [sample.block.promises[name] for sample in samples] for name in first.promises}
     block.promises = {name: stacked(columns, samples) for name, columns in promised.items()}
-    block.claimed, block.is_recording, block.lacking = dict(first.claimed), first.is_recording, first.lacking
-    block.origins, block._rows = samples, [sample.row for sample in samples]
+    block.claimed = dict(first.claimed)
+    block.is_recording = first.is_recording
+    block.lacking = first.lacking
+    block.origins = samples
+    block._rows = [sample.row for sample in samples]
     return block
 
 
@@ -213,8 +222,12 @@ class _Row:
 def _single(fields: dict[str, Column], position: int, row: _Row) -> Block:
     """Return a block of one sample."""
     block = Block.__new__(Block)
-    block.fields, block.positions, block.claimed, block.promises = fields, [position], {}, {}
-    block.keys, block._rows = lambda: [row.sample_key], [row]
+    block.fields = fields
+    block.positions = [position]
+    block.claimed = {}
+    block.promises = {}
+    block.keys = lambda: [row.sample_key]
+    block._rows = [row]
     return block
 
 
@@ -257,7 +270,9 @@ class Sample(MutableMapping[str, Any]):
     ) -> None:
         self._fields = {name: value if isinstance(value, Column) else Loaded(value) for name, value in fields.items()}
         self.row = _Row(draw or current_key() or SampleKey(position=index))
-        self.block, self.number, self.position = _single(self._fields, index, self.row), 0, index
+        self.block = _single(self._fields, index, self.row)
+        self.number = 0
+        self.position = index
         if key is None or isinstance(key, str):
             self.row.key = key
         else:
@@ -271,8 +286,11 @@ class Sample(MutableMapping[str, Any]):
     def of_row(cls, block: Block, row: _Row, number: int) -> Sample:
         """Return a view of one row of a block."""
         sample = cls.__new__(cls)
-        sample.block, sample._fields, sample.row = block, block.fields, row
-        sample.number, sample.position = number, block.positions[number]
+        sample.block = block
+        sample._fields = block.fields
+        sample.row = row
+        sample.number = number
+        sample.position = block.positions[number]
         return sample
 
     @property
@@ -280,7 +298,8 @@ class Sample(MutableMapping[str, Any]):
         """The sample's name, which is stable and unique in its source."""
         row = self.row
         if row.key is None:
-            key_of, origins = self.block.key, self.block.origins
+            key_of = self.block.key
+            origins = self.block.origins
             if origins:
                 return origins[self.number].key
             if key_of is None:
@@ -313,7 +332,8 @@ class Sample(MutableMapping[str, Any]):
     @contextmanager
     def watching_index(self) -> Iterator[Callable[[], bool]]:
         """Yield a function that returns whether `index` has been read meanwhile."""
-        before, self.row.is_index_read = self.row.is_index_read, False
+        before = self.row.is_index_read
+        self.row.is_index_read = False
         try:
             yield lambda: self.row.is_index_read
         finally:
@@ -322,7 +342,8 @@ class Sample(MutableMapping[str, Any]):
     @property
     def shared_key(self) -> str:
         """The key that samples share if the same file was read for them; for all others, their own key."""
-        shared, shared_of = self.row.shared_key, self.block.shared_key
+        shared = self.row.shared_key
+        shared_of = self.block.shared_key
         if shared is None and shared_of is not None:
             shared = self.row.shared_key = shared_of(self.position)
         return self.key if shared is None else shared
@@ -332,7 +353,8 @@ class Sample(MutableMapping[str, Any]):
         """A string that changes when the sample's data change; empty if the source does not know."""
         row = self.row
         if row.version is None:
-            version_of, origins = self.block.version, self.block.origins
+            version_of = self.block.version
+            origins = self.block.origins
             if origins:
                 return origins[self.number].version
             row.version = "" if version_of is None else version_of(self.position)
@@ -350,7 +372,8 @@ class Sample(MutableMapping[str, Any]):
 
     def depend_on(self, other: Sample) -> None:
         """Include the key and the version of another sample, whose fields this one takes, in the version of this."""
-        known, version_of = self.row.version, self.block.version
+        known = self.row.version
+        version_of = self.block.version
         self.row.version = None
 
         def version(position: int) -> str:
@@ -510,7 +533,8 @@ class Sample(MutableMapping[str, Any]):
     @contextmanager
     def watching_draws(self) -> Iterator[Callable[[], str | None]]:
         """Yield a function that returns the name of an operation that has drawn random numbers meanwhile, or None."""
-        before, drawn = self.row.drawn, list[tuple[str, np.random.Generator | None]]()
+        before = self.row.drawn
+        drawn = list[tuple[str, np.random.Generator | None]]()
         self.row.drawn = drawn
         try:
             yield lambda: next((name for name, rng in drawn if rng is None or self._has_moved(name, rng)), None)
@@ -548,7 +572,8 @@ class Sample(MutableMapping[str, Any]):
     @contextmanager
     def using_key(self, sample_key: SampleKey) -> Iterator[None]:
         """Let operations derive their random numbers from `sample_key` instead of the sample's own key."""
-        before, self.row.sample_key = self.row.sample_key, sample_key
+        before = self.row.sample_key
+        self.row.sample_key = sample_key
         try:
             yield
         finally:
@@ -565,7 +590,10 @@ class Sample(MutableMapping[str, Any]):
     def view(self, scope: Mapping[str, Column]) -> Sample:
         """Return the same delivered sample with other fields: an earlier `scope`."""
         view = Sample.__new__(Sample)
-        view.block, view.number, view.row, view._fields = self.block, self.number, self.row, dict(scope)
+        view.block = self.block
+        view.number = self.number
+        view.row = self.row
+        view._fields = dict(scope)
         view.position = self.position
         return view
 
@@ -574,17 +602,25 @@ class Sample(MutableMapping[str, Any]):
 
         Fields that are not loaded are computed anew.
         """
-        own, forks = self.block, dict[Column, Column]()
+        own = self.block
+        forks = dict[Column, Column]()
         fields = {name: column.fork(self, forks) for name, column in self._fields.items()}
         block = _single(fields, self.position, _Row(current_key() or self.draw))
         fork = block.sample()
         row = fork.row
         block.promises = {name: column.fork(self, forks) for name, column in own.promises.items()}
-        block.route, block.is_recording, block.lacking = own.route, own.is_recording, own.lacking
-        block.key, block.version, block.claimed = own.key, own.version, dict(own.claimed)
-        row.key, row.version, row.failure = self.row.key if key is None else key, self.row.version, self.failure
+        block.route = own.route
+        block.is_recording = own.is_recording
+        block.lacking = own.lacking
+        block.key = own.key
+        block.version = own.version
+        block.claimed = dict(own.claimed)
+        row.key = self.row.key if key is None else key
+        row.version = self.row.version
+        row.failure = self.failure
         if key is None:
-            block.shared_key, row.shared_key = own.shared_key, self.row.shared_key
+            block.shared_key = own.shared_key
+            row.shared_key = self.row.shared_key
         row.ctx.update({name: dict(value) if isinstance(value, dict) else value for name, value in self.ctx.items()})
         return fork
 
@@ -626,8 +662,11 @@ def _restore(
     kept: tuple[tuple[int, ...], dict[str, int], bool, dict[str, Any], str | None],
 ) -> Sample:
     sample = Sample(fields, key=key, index=index, draw=sample_key, version=version)
-    block, row = sample.block, sample.row
-    block.route, block.is_recording, row.shared_key = kept[0], kept[2], kept[4]
+    block = sample.block
+    row = sample.row
+    block.route = kept[0]
+    block.is_recording = kept[2]
+    row.shared_key = kept[4]
     block.claimed.update(kept[1])
     row.ctx.update(kept[3])
     return sample

@@ -167,7 +167,9 @@ class UsersOperation(Operation):
     ) -> None:
         self.name = name
         self.called = called
-        self.args, self.kwargs, self.declared = tuple(args), dict(kwargs or {}), declared
+        self.args = tuple(args)
+        self.kwargs = dict(kwargs or {})
+        self.declared = declared
         if declared is None:
             traits = called.function.traits if isinstance(called.function, _Declaring) else None
             declared = traits if isinstance(traits, Traits) else UNDECLARED
@@ -192,7 +194,8 @@ class UsersOperation(Operation):
         return UsersOperation, (self.name, self.called, self.args, self.kwargs, self.declared)
 
     def __call__(self, sample: Sample) -> Sample:
-        place, ctx = sample.block.claim_name(self._place), sample.ctx if sample.block.is_recording else None
+        place = sample.block.claim_name(self._place)
+        ctx = sample.ctx if sample.block.is_recording else None
         try:
             changed = call_seeded(self._bound, sample, place, sample, *self.args, ctx=ctx)
         except BaseException as error:
@@ -322,7 +325,9 @@ def register_operation(
             note_call(piped, args, kwargs)
             return piped
 
-        pipe.__doc__, pipe.__name__, pipe.__qualname__ = definition.__doc__, name, definition.__qualname__
+        pipe.__doc__ = definition.__doc__
+        pipe.__name__ = name
+        pipe.__qualname__ = definition.__qualname__
         pipe.__module__ = definition.__module__
         pipe.__signature__ = signature.replace(return_annotation=pipe_class)  # type: ignore[attr-defined]
         return pipe

@@ -150,13 +150,15 @@ class PackedStrings(Sequence[str]):
         self = cls.__new__(cls)
         if len(ends) and (int(ends[-1]) > len(letters) or int(ends[0]) < 0 or (np.diff(ends) < 0).any()):
             raise ValueError("the strings do not end where they are said to")
-        self._ends, self._bytes = ends, letters
+        self._ends = ends
+        self._bytes = letters
         return self
 
     @classmethod
     def joined(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
         """Return the strings of several sequences, one sequence after the other."""
-        all_ends, all_letters = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.uint8)]
+        all_ends = [np.zeros(0, dtype=np.int64)]
+        all_letters = [np.zeros(0, dtype=np.uint8)]
         start = 0
         for ends, letters in (part.arrays() for part in parts):
             all_ends.append(ends + start)

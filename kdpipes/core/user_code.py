@@ -36,7 +36,8 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.G
 # Objects of these types may hold objects of users.
 CARRIERS = (Mapping, list, tuple, deque, Set, functools.partial, FunctionType, MethodType)
 # Limits of the search: objects in all, and entries of one collection.
-_MOST_OBJECTS, _MOST_ENTRIES = 20_000, 100
+_MOST_OBJECTS = 20_000
+_MOST_ENTRIES = 100
 _LIBRARIES = frozenset(["builtins", "kdpipes", "numpy", "torch"])  # wherever they are, as in a checkout
 _SITE_FOLDERS = frozenset(["site-packages", "dist-packages"])
 _WRAPPERS = (
@@ -122,13 +123,16 @@ def _unwrapped(member: Any) -> Any:
 def library_of(value: Any) -> tuple[str, ...] | None:
     """Return the name and version of a library's module, function or class; None for values and users' code."""
     if isinstance(value, ModuleType):
-        name, inner = value.__name__, ""
+        name = value.__name__
+        inner = ""
     elif isinstance(value, type | FunctionType | BuiltinFunctionType) and getattr(value, "__self__", None) is None:
         if getattr(value, "__closure__", None) is not None:  # perhaps a library's decorator around users' code
             return None
-        name, inner = value.__module__ or "", value.__qualname__
+        name = value.__module__ or ""
+        inner = value.__qualname__
     elif isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType):
-        name, inner = value.__self__.__name__, value.__qualname__
+        name = value.__self__.__name__
+        inner = value.__qualname__
     else:
         return None
     if is_users_module(name):
@@ -182,7 +186,8 @@ def _globals_of(code: CodeType) -> tuple[tuple[tuple[str, ...], ...], frozenset[
 
     The second value is the names of the globals that it assigns.
     """
-    read, assigned = set[tuple[str, ...]](), set[str]()
+    read = set[tuple[str, ...]]()
+    assigned = set[str]()
     waiting = [code]
     while waiting:
         current = waiting.pop()
@@ -308,7 +313,8 @@ def _parts(value: Any, follows_code: bool) -> Iterator[tuple[str, Any]]:
 
 def _named_by_code(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the defaults of a function, and the globals that it reads."""
-    code, defaults = function.__code__, function.__defaults__ or ()
+    code = function.__code__
+    defaults = function.__defaults__ or ()
     yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
     yield from (function.__kwdefaults__ or {}).items()
     for name in dict.fromkeys(path[0] for path in _globals_of(code)[0]):

@@ -74,7 +74,8 @@ class SampleMixing(BatchPipe):
     def _partners(self, size: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return each sample's partner and its own weight, both `[B]`. `p` decides only whether the batch is mixed."""
         is_mixed = rng.random() < self._p
-        weight, partner = rng.beta(self._alpha, self._alpha, size), rng.permutation(size)
+        weight = rng.beta(self._alpha, self._alpha, size)
+        partner = rng.permutation(size)
         return (partner, weight) if is_mixed else (np.arange(size), np.ones(size))
 
     def process(self, batch: Any, rng: np.random.Generator) -> Any:
@@ -139,7 +140,8 @@ def mixed_labels(y: torch.Tensor, params: Params, num_classes: int | None) -> to
     `y` holds class numbers `[B]`, -1 for unlabeled samples; or shares `[B, C]`, floats.
     """
     shares = _shares(y, num_classes)
-    weight, partner = params["weight"].to(y.device)[:, None], params["partner"].to(y.device)
+    weight = params["weight"].to(y.device)[:, None]
+    partner = params["partner"].to(y.device)
     return (weight * shares + (1 - weight) * shares[partner]).to(shares.dtype)
 
 

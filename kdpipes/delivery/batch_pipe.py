@@ -86,7 +86,8 @@ class BatchPipe(OneToOne):
         return len(self.source)
 
     def iterate(self) -> Iterator[Any]:
-        dealer, place = Chain.of(self).numbering_deal(), self.unique_name()
+        dealer = Chain.of(self).numbering_deal()
+        place = self.unique_name()
         for batch in self.source:
             item = self.process(batch, dealer.batch_key().rng(place))
             if item is None and batch is not None:

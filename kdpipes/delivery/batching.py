@@ -107,7 +107,8 @@ class Batching(ABC):
             raise ValueError(must_be("shuffle", "True or False", arguments.shuffle, hint))
         check_choice("uneven", arguments.uneven, ("keep", "pad", "drop"))
         bound = copy.copy(self)
-        bound.uneven, bound.is_shuffled = arguments.uneven, bool(arguments.shuffle)
+        bound.uneven = arguments.uneven
+        bound.is_shuffled = bool(arguments.shuffle)
         bound.set_up(source, arguments)
         return bound
 
@@ -186,7 +187,8 @@ class EqualBatching(Batching):
         self._layout = Layout(arguments.batch_size, arguments.global_batch_size, arguments.uneven)
         self._num_batches = number = arguments.num_batches
         if number is not None:
-            self._num_batches, self.fixed_by = check_count("num_batches", number), "deal(num_batches=...)"
+            self._num_batches = check_count("num_batches", number)
+            self.fixed_by = "deal(num_batches=...)"
             if arguments.uneven != "keep":
                 raise ValueError(
                     "`uneven` has no effect with `num_batches`, because no batch is short then. Remove `uneven`."
@@ -218,7 +220,8 @@ class EqualBatching(Batching):
         if self._num_batches is None:
             order = self.pass_order(source, seed, number) if self.is_shuffled else None
             return EqualEpoch(len(source), self._layout, sharding, order)
-        size, num_samples = len(source), self._num_batches * self._layout.size_of(sharding.num_ranks)
+        size = len(source)
+        num_samples = self._num_batches * self._layout.size_of(sharding.num_ranks)
         if not size:
             raise ChainError("`deal(num_batches=...)` needs samples, but its source is empty. Is a filter too strict?")
         self.fix(source)
@@ -251,11 +254,14 @@ class EqualEpoch(Epoch):
     """
 
     def __init__(self, num_samples: int, layout: Layout, sharding: Sharding, order: Any = None) -> None:
-        self.num_samples, self._layout, self._sharding = num_samples, layout, sharding
+        self.num_samples = num_samples
+        self._layout = layout
+        self._sharding = sharding
         self._order = order
         self._blocks: deque[dict[int, NDArray[Any]]] = deque(maxlen=4)  # some batches are prefetched
         self.num_batches = layout.num_batches(num_samples, sharding.num_ranks)
-        self.full_size, self.shortest = layout.size_of(sharding.num_ranks), self.num_batches - 1
+        self.full_size = layout.size_of(sharding.num_ranks)
+        self.shortest = self.num_batches - 1
 
     def ordinals(self, batch: int) -> range:
         return self._layout.ordinals(batch, self.num_samples, self._sharding)
@@ -284,7 +290,8 @@ class EqualEpoch(Epoch):
     def windows(self, batch: int) -> Iterator[NDArray[Any]]:
         size = self.full_size
         if self._order is None:
-            ranks, num_ranks = self._sharding.ranks_here(), self._sharding.num_ranks
+            ranks = self._sharding.ranks_here()
+            num_ranks = self._sharding.num_ranks
             for positions in ranges(batch * size, self.num_samples):
                 place = positions % size
                 is_here = (place >= size * ranks.start // num_ranks) & (place < size * ranks.stop // num_ranks)
@@ -305,7 +312,9 @@ class ContinuedOrder:
     """
 
     def __init__(self, size: int, start: int, order_of: Callable[[int], Any] | None) -> None:
-        self._size, self._start, self._order_of = size, start, order_of
+        self._size = size
+        self._start = start
+        self._order_of = order_of
         self._passes: dict[int, Any] = {}
 
     def __getitem__(self, ordinals: NDArray[Any]) -> NDArray[Any]:

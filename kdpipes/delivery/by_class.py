@@ -114,7 +114,8 @@ class ClassOrder(Fingerprinted):
 
 def _num_batches(num_groups: NDArray[Any], classes: int) -> int:
     """Return the largest number of batches of distinct classes, if class c has `num_groups[c]` groups of samples."""
-    low, high = 1, int(num_groups.sum()) // classes
+    low = 1
+    high = int(num_groups.sum()) // classes
     while low < high:
         middle = (low + high + 1) // 2
         fits = int(np.minimum(num_groups, middle).sum()) >= classes * middle
@@ -146,7 +147,10 @@ class ClassEpoch(Epoch):
     """
 
     def __init__(self, batching: ByClass, order: ClassOrder, sharding: Sharding, key: tuple[int, int]) -> None:
-        self._batching, self._order, self._sharding, self._key = batching, order, sharding, key
+        self._batching = batching
+        self._order = order
+        self._sharding = sharding
+        self._key = key
         self.num_batches = order.num_batches // sharding.num_ranks
         self.shortest = 0
         self.full_size = batching.batch_size * sharding.num_ranks
@@ -167,7 +171,8 @@ class ClassEpoch(Epoch):
 def _arranged(order: ClassOrder, batching: ByClass, key: bytes) -> NDArray[Any]:
     """Return the positions of all batches of an epoch, `[num_batches, batch_size]`."""
     rng = generator(key)
-    per_class, num_batches = batching.samples_per_class, order.num_batches
+    per_class = batching.samples_per_class
+    num_batches = order.num_batches
     shuffled = rng.permutation(len(order.numbers)).astype(smallest_int(len(order.numbers)))
     turns = rng.permutation(len(order.num_groups))  # the place of each class in the sequence
     kind = np.uint16 if len(turns) <= 1 << 16 else smallest_int(len(turns))  # NumPy sorts 16 bits in linear time

@@ -103,7 +103,8 @@ class WindowedOrder:
     """
 
     def __init__(self, shards: ShardOrder, window: int | None, key: tuple[int, int]) -> None:
-        self._shards, self._key = shards, key
+        self._shards = shards
+        self._key = key
         size = len(shards)
         self._num_windows = max(size // (window or -(-size * _NUM_SHARDS // max(shards.num_shards, 1)) or 1), 1)
         sequence = Permutation(shards.num_shards, key=hash_key("shards", *key))[np.arange(shards.num_shards)]

@@ -68,7 +68,8 @@ class BySource(EqualBatching):
 
         Leftover samples are not divided among ranks, because that would change the shares.
         """
-        size, global_size = len(self.prepare(source, num_ranks)), self._layout.size_of(num_ranks)
+        size = len(self.prepare(source, num_ranks))
+        global_size = self._layout.size_of(num_ranks)
         if 0 < size < global_size:
             raise DataError(
                 f"`mix` fills fewer batches in an epoch ({size // self._layout.size_of(1)}) than there are ranks "
@@ -140,7 +141,8 @@ class _EpochOrder:
     """The order of one epoch: `order[ordinals]` returns positions; without a key, in the order of the sources."""
 
     def __init__(self, order: SourceOrder, key: tuple[int, int] | None) -> None:
-        self._order, self._key = order, key
+        self._order = order
+        self._key = key
         self._within: dict[int, Permutation] = {}
         self._blocks: Permutation | None = None
         if key is not None:

@@ -100,30 +100,37 @@ class EpochClock(EpochCounter):
     def choose(self, epoch: int) -> None:
         """Make `epoch` the next one in this process. A state loaded for that epoch stays valid."""
         self.set(epoch)
-        self._is_next, self.is_fresh = True, False
+        self._is_next = True
+        self.is_fresh = False
 
     def resume_at(self, position: Position) -> None:
         """Let the next iteration begin at a position."""
         self.move_to(position.epoch)
-        self._start, self._is_next, self.is_fresh = position, True, False
+        self._start = position
+        self._is_next = True
+        self.is_fresh = False
 
     def return_to(self, position: Position) -> None:
         """Let the next iteration continue an interrupted epoch. An epoch chosen since then comes after it."""
-        self._return, self.is_fresh = position, False
+        self._return = position
+        self.is_fresh = False
 
     def pass_over(self) -> None:
         """Skip the rest of an epoch whose state was loaded, unless items have been delivered since."""
         if self._start is not None and self._start.number:
             self.skip(1)
-            self._start, self._is_next = None, True
+            self._start = None
+            self._is_next = True
 
     def start(self) -> Position:
         """Begin an iteration, and return its first position."""
         self.latest = self.upcoming()
         if self._return is None:
             self.begin()
-            self._start, self._is_next = None, False
-        self._return, self.is_fresh = None, True
+            self._start = None
+            self._is_next = False
+        self._return = None
+        self.is_fresh = True
         self.ahead.clear()
         return self.latest
 

@@ -121,7 +121,8 @@ class SampleCollatorIterDataPipe(OneToOne):
                 yield self._fields(items)
 
     def _fields(self, items: list[Any]) -> Any:
-        names, kind = self._form.names, self._form.kind
+        names = self._form.names
+        kind = self._form.kind
         if self._row_size is not None:
             return self._packed(items, self._row_size)
         if names and kind == "bare":
@@ -135,7 +136,8 @@ class SampleCollatorIterDataPipe(OneToOne):
 
     def _packed(self, items: list[Any], row_size: int) -> Any:
         """Return a batch of rows, in which the samples follow each other."""
-        names, kind = self._form.names, self._form.kind
+        names = self._form.names
+        kind = self._form.kind
         values = {
             name: [item if kind == "bare" else item[name if kind == "dict" else place] for item in items]
             for place, name in enumerate(names)
@@ -143,7 +145,8 @@ class SampleCollatorIterDataPipe(OneToOne):
         first = next(iter(self._pad))
         lengths = [len(value) for value in values[first]]
         places = row_places(lengths, row_size)
-        num_rows, empty = places[-1][0] + 1, self._allocate or allocate
+        num_rows = places[-1][0] + 1
+        empty = self._allocate or allocate
         made = {}
         for name, of_samples in values.items():
             if name not in self._pad:
@@ -156,27 +159,33 @@ class SampleCollatorIterDataPipe(OneToOne):
                         f"Field {name!r} must have as many entries as {first!r} in each sample, {length}, but has "
                         f"shape {list(tensor.shape)}."
                     )
-            shape, pad = [num_rows, row_size, *tensors[0].shape[1:]], self._pad[name]
+            shape = [num_rows, row_size, *tensors[0].shape[1:]]
+            pad = self._pad[name]
             made[name] = empty(shape, _common_dtype(tensors, name, pad)).fill_(pad)
             for tensor, (row, start) in zip(tensors, places, strict=True):
                 made[name][row, start : start + len(tensor)] = tensor
         segments, positions = (empty([num_rows, row_size], torch.int64).fill_(0) for _ in _ROW_FIELDS)
-        number, last_row = 0, -1
+        number = 0
+        last_row = -1
         for length, (row, start) in zip(lengths, places, strict=True):
-            number, last_row = (1 if row != last_row else number + 1), row
+            number = 1 if row != last_row else number + 1
+            last_row = row
             segments[row, start : start + length] = number
             positions[row, start : start + length] = torch.arange(length)
         made.update(zip(_ROW_FIELDS, (segments, positions), strict=True))
         return made if kind == "dict" else tuple(made.values())
 
     def _field(self, name: str, values: list[Any]) -> Any:
-        pad, is_last = self._pad.get(name), self._is_last
+        pad = self._pad.get(name)
+        is_last = self._is_last
         return collate(values, name=name, pad=pad, empty=self._allocate, channels_last=is_last)
 
 
 def row_places(lengths: Sequence[int], row_size: int) -> list[tuple[int, int]]:
     """Return the row and the first place in it of each sample, if a sample that does not fit begins a new row."""
-    places, row, filled = [], 0, 0
+    places = []
+    row = 0
+    filled = 0
     for length in lengths:
         if length > row_size:
             raise DataError(
@@ -184,7 +193,8 @@ def row_places(lengths: Sequence[int], row_size: int) -> list[tuple[int, int]]:
                 "must be the length of the fields in `pad`."
             )
         if filled + max(length, 1) > row_size:
-            row, filled = row + 1, 0
+            row = row + 1
+            filled = 0
         places.append((row, filled))
         filled += max(length, 1)  # an empty sample counts as one token, as in the plan
     return places
@@ -214,12 +224,14 @@ def collate(
     """
     kinds = {_KINDS.get(type(value)) or _kind(value) for value in values}
     if kinds == {"array", "tensor"}:
-        values, kinds = [_as_tensor(value) for value in values], {"tensor"}
+        values = [_as_tensor(value) for value in values]
+        kinds = {"tensor"}
     kind = kinds.pop() if len(kinds) == 1 else ""
     if ragged and _is_ragged(kind, values):
         return list(values)
     if kind == "image":
-        kind, values = "tensor", [_channels_first(image) for image in values]
+        kind = "tensor"
+        values = [_channels_first(image) for image in values]
     if kind == "tensor" and channels_last and values[0].dim() == 3:
         batch = _stacked(list(values), name, pad, partial(empty or allocate, memory_format=torch.channels_last))
         return batch.contiguous(memory_format=torch.channels_last)

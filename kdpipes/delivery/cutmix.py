@@ -82,5 +82,6 @@ def _span(half: NDArray[np.float64], size: int, rng: np.random.Generator) -> tup
 
     `half` is half the length of each box, as a share of `size`, `[B]`.
     """
-    center, reach = rng.integers(size, size=len(half)), (half * size).astype(np.int64)
+    center = rng.integers(size, size=len(half))
+    reach = (half * size).astype(np.int64)
     return np.maximum(center - reach, 0), np.minimum(center + reach, size)

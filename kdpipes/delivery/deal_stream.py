@@ -160,7 +160,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             raise ChainError(f'`deal(split=kdp.lanes())` cannot cut this stream: {reason}. Use `split="samples"`.')
         self.has_lanes = split != "samples" and reason is None
         lanes = split if isinstance(split, Lanes) else Lanes()
-        self._lanes, size = lanes.number, self._layout.global_batch_size
+        self._lanes = lanes.number
+        size = self._layout.global_batch_size
         self._max_ranks = None if size is None else math.gcd(_DEFAULT_RANKS, self._lanes, size)
         if lanes.max_ranks is not None:
             self._max_ranks = lanes.max_ranks
@@ -205,7 +206,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         if self._num_batches is not None:
             return self._num_batches * self._layout.size_of(self.sharding().num_ranks)
         # None if a pipe may change the number of samples.
-        chain, shards = Chain.of(self.source), shards_behind(self.source)
+        chain = Chain.of(self.source)
+        shards = shards_behind(self.source)
         is_kept = all(
             (isinstance(node.pipe, Pipe) or node.traits.role == "order")
             and not (node.traits.is_plan or node.traits is UNDECLARED)
@@ -228,7 +230,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
                 f"`deal(global_batch_size=..., split=kdp.lanes({num_ranks * 4}, max_ranks={num_ranks}))`, with a "
                 f"global batch of a multiple of {num_ranks} samples."
             )
-        size, num_pieces = self._layout.size_of(num_ranks), self._max_ranks or num_ranks
+        size = self._layout.size_of(num_ranks)
+        num_pieces = self._max_ranks or num_ranks
         # Each lane needs a shard of each source.
         sources = Chain.of(self.source).of_type(Shards)  # type: ignore[type-abstract]
         num_groups = min(-(-self._lanes // num_pieces), min(shards.num_shards for shards in sources) // num_pieces)
@@ -242,11 +245,13 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         """
         plan = self.lane_plan() or LanePlan(1, 1, self._layout.size_of(run.sharding.num_ranks), is_whole=True)
         tail = [pipe.operation for pipe in tail_of(self.source)]
-        tell, shared = self._agree_on_end(plan), self._shared_by(run, plan)
+        tell = self._agree_on_end(plan)
+        shared = self._shared_by(run, plan)
         begun = list[Shards]()
         lanes, cursors = self._lanes_of_epoch(run, plan, shared, begun)
         too_short: list[int] = []  # the sample counts of lanes that are too short for one batch
-        turns, has_ended = count(), False
+        turns = count()
+        has_ended = False
         try:
             for number, place, taken in self._turns(run, plan, lanes, tell):
                 group = lanes[place]
@@ -293,7 +298,9 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self, run: Run, plan: LanePlan, lanes: dict[int, list[Lane]], tell: Callable[[int, Any], None] | None
     ) -> Iterator[tuple[int, int, list[list[Any]]]]:
         """Yield the number, group and samples of each batch of some groups of lanes, until no lane is left."""
-        num_groups, limit, first = plan.num_groups, self._num_batches, run.start.number
+        num_groups = plan.num_groups
+        limit = self._num_batches
+        first = run.start.number
         before = run.start.epoch * (limit or 0)
 
         def take(number: int) -> list[list[Any]]:
@@ -343,7 +350,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         if plan.is_whole:
             text = f"makes no batch of {counted(too_short[0], 'sample')}: a global batch has {plan.batch_size}."
         else:
-            num_groups, least = min(too_short) * plan.num_groups // plan.piece_size, min(too_short) * plan.num_pieces
+            num_groups = min(too_short) * plan.num_groups // plan.piece_size
+            least = min(too_short) * plan.num_pieces
             fitting = (
                 f"`kdp.lanes({num_groups * plan.num_pieces})`"
                 if num_groups
@@ -531,7 +539,8 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
             with suppress(Exception):
                 for operation in tail[:-1]:
                     operation.run(block)
-                parts, tail = [(block.sample(number), sample_key) for number, (_, sample_key) in enumerate(parts)], []
+                parts = [(block.sample(number), sample_key) for number, (_, sample_key) in enumerate(parts)]
+                tail = []
                 if run.skipper is None or not run.skipper.knows_bad_samples:
                     items = list(items_at_once([block], self.source, self._seed, run.start.epoch).values())
         if items is None:

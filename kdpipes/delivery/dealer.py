@@ -198,11 +198,13 @@ class Dealer(Resumable):
         num_ranks = 1
         if sharding_group == SHARDING_PRIORITIES.DEFAULT:
             # torch's DataLoader passes ranks times workers, but its spawned workers do not know the process group.
-            info, group = get_worker_info(), group_ranks() or Ranks()
+            info = get_worker_info()
+            group = group_ranks() or Ranks()
             num_ranks = group.num_ranks if info is None else max(num_of_instances // info.num_workers, 1)
         applied = self._sharding.applied(num_of_instances, instance_id, sharding_group, num_ranks)
         if sharding_group == SHARDING_PRIORITIES.DISTRIBUTED:
-            self._is_rank_fixed, self._is_in_group = True, group_ranks() is not None
+            self._is_rank_fixed = True
+            self._is_in_group = group_ranks() is not None
         elif self.is_for_all_ranks or self._is_rank_fixed:
             applied = replace(applied, rank=self._sharding.rank, num_ranks=self._sharding.num_ranks)
         elif sharding_group == SHARDING_PRIORITIES.DEFAULT:
@@ -223,7 +225,8 @@ class Dealer(Resumable):
     def fix_rank(self) -> None:
         """Fix the current rank for this pipe and its copies in other processes."""
         self._sharding = self._checked_sharding()
-        self._is_rank_fixed, self._is_in_group = True, group_ranks() is not None
+        self._is_rank_fixed = True
+        self._is_in_group = group_ranks() is not None
 
     def has_waiting_ranks(self) -> bool:
         """Return whether other ranks of a process group wait for this one's batches."""
@@ -232,7 +235,8 @@ class Dealer(Resumable):
 
     def _checked_sharding(self) -> Sharding:
         """Return the sharding for a new epoch; raise ChainError if another library splits the batches as well."""
-        sharding, info = self.sharding(), get_worker_info()
+        sharding = self.sharding()
+        info = get_worker_info()
         if sharding.num_ranks > 1 and call_slot("is_shared_out_by_accelerate", self):
             raise ChainError(
                 f"Accelerate splits the batches of this chain between {sharding.num_ranks} ranks, but `deal` splits "
@@ -260,7 +264,8 @@ class Dealer(Resumable):
         self.clock.seeded()
         self._prepare()
         # Persistent workers of torch's DataLoader cannot adapt to other ranks.
-        ranks, process = self._checked_sharding().ranks(), os.getpid()
+        ranks = self._checked_sharding().ranks()
+        process = os.getpid()
         if self._dealt_by_workers is not None and self._dealt_by_workers[0] == process:
             check_ranks(self._dealt_by_workers[1], ranks, NEW_LOADER)
         self._dealt_by_workers = process, ranks
@@ -283,7 +288,8 @@ class Dealer(Resumable):
 
     def stop_listening(self) -> None:
         """Drop the monitor of an epoch and all references to it, because a worker refers to this chain."""
-        self.monitor, self._run = None, Run(Position(), Sharding())
+        self.monitor = None
+        self._run = Run(Position(), Sharding())
 
     def whole_samples(
         self, epoch: int, batch: int, *, seed: int | None = None, seen: Callable[[Sample], None] | None = None
@@ -301,7 +307,8 @@ class Dealer(Resumable):
         """
         dealer = copy.copy(self)
         is_selected = isinstance(self.source, Pipe) and self.source.traits.gives == "items"
-        dealer.source, dealer.clock = self.source.source if is_selected else self.source, EpochClock()
+        dealer.source = self.source.source if is_selected else self.source
+        dealer.clock = EpochClock()
         dealer._num_dropped = int(is_selected)
         dealer._seed = self._seed if seed is None else seed
         dealer.monitor = Monitor()
@@ -331,8 +338,11 @@ class Dealer(Resumable):
         raise TypeError(f"{type(self).__name__} must implement `batches_of`.")
 
     def _begin(self) -> Run:
-        self._sharding, self._dealt_by_workers = self._checked_sharding(), None
-        start, sharding, monitor = self.clock.start(), self._sharding, self.monitor
+        self._sharding = self._checked_sharding()
+        self._dealt_by_workers = None
+        start = self.clock.start()
+        sharding = self._sharding
+        monitor = self.monitor
         run = Run(start, sharding, batch=start.number)
         handler = Chain.of(self).error_handler()
         if handler is not None:
@@ -353,7 +363,8 @@ class Dealer(Resumable):
         """Return the number of ranks of the run that a state comes from; the current one if the state does not say."""
         if "num_ranks" in state:
             return check_count("state['num_ranks']", state["num_ranks"])
-        alone, together = self._sizing.sizes(1).get("global_batch_size"), state.get("global_batch_size")
+        alone = self._sizing.sizes(1).get("global_batch_size")
+        together = state.get("global_batch_size")
         if alone and together and together != alone:
             return int(together // alone)
         return self.sharding().num_ranks
@@ -395,7 +406,9 @@ class Dealer(Resumable):
         """Return the items that `make` returns for a batch, without skipped ones."""
         if self.monitor is not None:
             self.monitor.begin_batch(dealt)
-        sharding, now, batch = run.sharding, self.sharding(), dealt.number
+        sharding = run.sharding
+        now = self.sharding()
+        batch = dealt.number
         if now is not sharding:  # the rank is not fixed
             check_ranks(sharding.ranks(), now.ranks())
         run.key = SampleKey(self._seed, run.start.epoch, batch * sharding.num_ranks + sharding.rank)
@@ -439,7 +452,8 @@ def fix_ranks(chain: Any) -> Ranks | None:
 
     Returns None if the ranks do not matter, as with `deal(ranks=1)`.
     """
-    ranks, is_for_all_ranks = ranks_now(), False
+    ranks = ranks_now()
+    is_for_all_ranks = False
     for pipe in Chain.of(chain).pipes:
         if isinstance(pipe, Dealer):
             pipe.fix_rank()

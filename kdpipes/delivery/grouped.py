@@ -94,7 +94,8 @@ class ByLength(Grouped):
 
     def __init__(self, field: str, *, max_tokens: int | None = None, global_max_tokens: int | None = None) -> None:
         self.field = check_field(field)
-        self.max_tokens, self.global_max_tokens = max_tokens, global_max_tokens
+        self.max_tokens = max_tokens
+        self.global_max_tokens = global_max_tokens
         self._limits = _given(max_tokens=max_tokens, global_max_tokens=global_max_tokens)
 
     def set_up(self, source: Any, arguments: Arguments) -> None:
@@ -205,7 +206,8 @@ class LengthOrder(Fingerprinted):
         Each bucket has a batch size of its own. Only the last batch of the last bucket may be short.
         """
         if num_ranks not in self._groups:
-            starts, sizes = [0], list[int]()
+            starts = [0]
+            sizes = list[int]()
             while starts[-1] < len(self):
                 size, stop = _next_bucket(self, batching, num_ranks, starts[-1], sizes[-1] if sizes else 1)
                 starts.append(stop)
@@ -241,16 +243,20 @@ def _next_bucket(order: LengthOrder, batching: ByLength, num_ranks: int, start: 
     """
     unit = smallest = num_ranks
     if batching.is_global:
-        unit, smallest = 1, previous
-    longest, rest = order.length_at(start), len(order) - start
+        unit = 1
+        smallest = previous
+    longest = order.length_at(start)
+    rest = len(order) - start
     size = batching.num_samples(longest, num_ranks)
     if not start:
         # Fewer samples than ranks are padded, so that every rank gets one.
         size = min(size, max(-(-rest // unit) * unit, num_ranks))
     if not batching.is_shuffled:
-        like, least = order.num_above(longest) - start, 1
+        like = order.num_above(longest) - start
+        least = 1
     else:
-        like, least = order.num_above(math.ceil(longest / _SPREAD)) - start, _NUM_BATCHES
+        like = order.num_above(math.ceil(longest / _SPREAD)) - start
+        least = _NUM_BATCHES
         if start and rest < least * size:  # the same samples would be together in every epoch
             size = min(size, max(-(-rest // (least * unit)) * unit, smallest))
     stop = start + -(-max(like, least * size) // size) * size
@@ -351,8 +357,11 @@ class GroupedEpoch(Epoch):
     """
 
     def __init__(self, groups: Groups, uneven: str, sharding: Sharding, key: tuple[int, int] | None = None) -> None:
-        self._groups, self._sharding, self._key = groups, sharding, key
-        counts, sizes = np.diff(groups.starts), groups.sizes
+        self._groups = groups
+        self._sharding = sharding
+        self._key = key
+        counts = np.diff(groups.starts)
+        sizes = groups.sizes
         batches = counts // sizes if uneven == "drop" else -(-counts // sizes)
         self.num_batches = int(batches.sum())
         self.full_size = int(sizes[-1]) if len(sizes) else 0
@@ -381,7 +390,8 @@ class GroupedEpoch(Epoch):
         return [start + place if place < own else padding - own + place for place in part]
 
     def positions(self, batch: int) -> NDArray[Any]:
-        part, group = share_out(0, int(self._sizes[batch]), self._sharding), int(self._group_of[batch])
+        part = share_out(0, int(self._sizes[batch]), self._sharding)
+        group = int(self._group_of[batch])
         start, stop = (int(place) for place in self._groups.starts[group : group + 2])
         places = (int(self._firsts[batch]) + np.arange(part.start, part.stop)) % (stop - start)
         if self._key is not None:

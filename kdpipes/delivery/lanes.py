@@ -133,7 +133,8 @@ class LanePlan:
 
     def lanes_of(self, group: int, sharding: Sharding) -> range:
         """Return the lanes of a group that a rank reads."""
-        first, size = group * self.num_pieces, self.num_pieces // sharding.num_ranks
+        first = group * self.num_pieces
+        size = self.num_pieces // sharding.num_ranks
         return range(first + size * sharding.rank, first + size * (sharding.rank + 1))
 
 
@@ -163,7 +164,10 @@ class Lane:
     ) -> None:
         self.number = number
         self.cursor = cursor
-        self._items, self._again, self._size, self._place = items, again, size, place
+        self._items = items
+        self._again = again
+        self._size = size
+        self._place = place
         self.num_batches = 0 if cursor is None else cursor.num_batches
         self._num_taken = size  # of the last piece
         self._padding: list[Any] = []
@@ -176,7 +180,8 @@ class Lane:
             _reject_far(num_before)
         deque(islice(self._items, min(num_before, sys.maxsize)), maxlen=0)  # ends with the lane, also for a huge batch
         taken = list(islice(self._items, self._size))
-        self.num_batches, self._num_taken = batch + 1, len(taken)
+        self.num_batches = batch + 1
+        self._num_taken = len(taken)
         if (place := self._place()) is not None:
             self.cursor = Cursor(*place, num_batches=self.num_batches)
         return taken
@@ -220,7 +225,8 @@ class Passes(Iterator[Any]):
         num_shards: int,
         cursor: Cursor | None,
     ) -> None:
-        self._begin_pass, self._num_shards = begin, num_shards
+        self._begin_pass = begin
+        self._num_shards = num_shards
         self._pass, shard = (0, 0) if cursor is None else divmod(cursor.shard, num_shards)
         self._items, self._shards = begin(self._pass, None if cursor is None else cursor._replace(shard=shard))
         self._num_taken = 0  # of this pass, where no shards count them
@@ -246,7 +252,9 @@ class Passes(Iterator[Any]):
     def __next__(self) -> Any:
         while True:
             for item in self._items:
-                self._num_taken, self._num_empty, self._is_empty = self._num_taken + 1, 0, False
+                self._num_taken = self._num_taken + 1
+                self._num_empty = 0
+                self._is_empty = False
                 return item
             self._num_empty = self._num_empty + 1 if self._is_empty else 0
             if self._num_empty > _MAX_EMPTY:
@@ -254,7 +262,9 @@ class Passes(Iterator[Any]):
                     f"A lane of the stream gave no sample in {self._num_empty} passes, so `deal(num_batches=...)` "
                     "cannot fill its batches. Use fewer `lanes`."
                 )
-            self._pass, self._num_taken, self._is_empty = self._pass + 1, 0, True
+            self._pass = self._pass + 1
+            self._num_taken = 0
+            self._is_empty = True
             self._items, self._shards = self._begin_pass(self._pass, None)
 
 
@@ -273,7 +283,8 @@ class KeptLanes:
         cursors: dict[int, Cursor] | None = None,
     ) -> None:
         self._of = id(owner), os.getpid(), plan
-        self._lanes, self._cursors = lanes or {}, cursors or {}
+        self._lanes = lanes or {}
+        self._cursors = cursors or {}
 
     def __reduce__(self) -> Any:
         return KeptLanes, ()
@@ -283,7 +294,8 @@ class KeptLanes:
 
     def close(self) -> None:
         """Close the files of the lanes; the next epoch resumes the lanes at their cursors."""
-        lanes, self._lanes = self._lanes, {}
+        lanes = self._lanes
+        self._lanes = {}
         if self._of[1] == os.getpid():  # a process that was forked does not read them
             for lane in lanes.values():
                 lane.close()
@@ -292,7 +304,8 @@ class KeptLanes:
         """Return the lanes and cursors, if they are those of a pipe and a plan."""
         if self._of != (id(owner), os.getpid(), plan):
             return {}, {}
-        lanes, self._lanes = self._lanes, {}
+        lanes = self._lanes
+        self._lanes = {}
         return lanes, self._cursors
 
 

@@ -45,7 +45,8 @@ def ranks_now() -> Ranks:
     group = group_ranks()
     if group is not None:
         return group
-    rank, num_ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    rank = os.environ.get("RANK", "")
+    num_ranks = os.environ.get("WORLD_SIZE", "")
     if rank.isdecimal() and num_ranks.isdecimal() and int(rank) < int(num_ranks):
         return Ranks(int(rank), int(num_ranks))
     return Ranks()
@@ -162,7 +163,8 @@ def share_out(start: int, size: int, sharding: Sharding) -> range:
     Raises:
         ValueError: A rank would get no samples.
     """
-    rank, num_ranks = sharding.rank, sharding.num_ranks
+    rank = sharding.rank
+    num_ranks = sharding.num_ranks
     if size < num_ranks:
         raise ValueError(
             f"A global batch has {counted(size, 'sample')} for {num_ranks} ranks: some would get nothing, and "

@@ -75,7 +75,8 @@ class MixerUpIterDataPipe(SampleMixing):
             raise DataError(
                 f"`mixup` takes images of uint8 or floats, but got {x.dtype}. Convert them with `.float()`."
             )
-        weight, kind = params["weight"], torch.promote_types(x.dtype, torch.float32)
+        weight = params["weight"]
+        kind = torch.promote_types(x.dtype, torch.float32)
         if bool((weight == 1).all()):
             return x
         means = self.empty_like(x)

@@ -20,7 +20,8 @@ from kdpipes.delivery.grouped import Grouped, Groups
 from kdpipes.delivery.layout import Sharding
 
 # A sampler that gives more positions than this many passes over the source, and this many more, is taken to be endless.
-_MOST_PASSES, _MOST_MORE = 10, 1_000_000
+_MOST_PASSES = 10
+_MOST_MORE = 1_000_000
 
 
 @runtime_checkable
@@ -35,7 +36,9 @@ class _Listing(Fingerprinted):
     """The user's function or sampler, which lists positions or batches of them, and the seed of `deal`."""
 
     def __init__(self, param: str, listing: Any, seed: int) -> None:
-        self._param, self._listing, self._seed = param, listing, seed
+        self._param = param
+        self._listing = listing
+        self._seed = seed
         self._is_sampler = not isinstance(listing, Callback)
 
     def fingerprint(self) -> Any:
@@ -90,7 +93,8 @@ class _Listing(Fingerprinted):
             )
 
     def _sampled(self, key: bytes, epoch: int, size: int) -> list[Any]:
-        sampler, inner = self._listing, _innermost(self._listing)
+        sampler = self._listing
+        inner = _innermost(self._listing)
         most = _MOST_PASSES * size + _MOST_MORE
         for each in (sampler, inner):
             if isinstance(each, _CountsEpochs):

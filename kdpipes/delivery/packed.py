@@ -79,7 +79,8 @@ class Packed(Batching):
         return PackEpoch(self.prepare(source, sharding.num_ranks), self._rows, sharding, self._key(seed, number))
 
     def _packs(self, source: Any) -> Packs:
-        order, limit = read_lengths(source, self.field), self.row_size
+        order = read_lengths(source, self.field)
+        limit = self.row_size
         if len(order) and order.length_at(0) > limit:
             raise DataError(
                 f"Sample {source.fetch(int(order.positions[0])).key!r} has {self.field} {order.length_at(0)}, more "
@@ -189,7 +190,10 @@ class PackEpoch(Epoch):
     """
 
     def __init__(self, packs: Packs, layout: Layout, sharding: Sharding, key: tuple[int, int] | None) -> None:
-        self._packs, self._layout, self._sharding, self._key = packs, layout, sharding, key
+        self._packs = packs
+        self._layout = layout
+        self._sharding = sharding
+        self._key = key
         self._rows = np.arange(len(packs))
         if key is not None:
             self._rows = generator(hash_key("rows", *key)).permutation(len(packs))
@@ -198,7 +202,8 @@ class PackEpoch(Epoch):
         self._starts = np.cumsum(packs.sizes, dtype=np.int64) - packs.sizes
         self.num_samples = int(self._stops[-1])
         self.num_batches = layout.num_batches(len(packs), sharding.num_ranks)
-        self.full_size, self.shortest = layout.size_of(sharding.num_ranks), self.num_batches - 1
+        self.full_size = layout.size_of(sharding.num_ranks)
+        self.shortest = self.num_batches - 1
         self._filled: NDArray[Any] | None = None  # built for the first batch
 
     def _sort_rows(self, size: int) -> None:

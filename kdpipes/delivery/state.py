@@ -39,7 +39,8 @@ def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
     Raises:
         ChainError: Such a pipe is a source, or on a branch. Without workers, everything runs in the main process.
     """
-    path, nodes = Chain.of(pipe).path(), list(reversed(Chain.of(pipe)))
+    path = Chain.of(pipe).path()
+    nodes = list(reversed(Chain.of(pipe)))
     places = {id(node.pipe): place for place, node in enumerate(path[:-1])}
     bound = [node for node in nodes if node.stays_in_main_process]
     stray = next((node for node in bound if id(node.pipe) not in places), None)
@@ -51,7 +52,8 @@ def main_part(pipe: Any, *, has_workers: bool) -> tuple[list[Any], Any]:
             "services run sources and branches in workers. torchdata's MultiProcessingReadingService runs such chains."
         )
     number = max((places[id(node.pipe)] + 1 for node in bound), default=0)
-    ends, part = [node.pipe for node in path[:number]], path[number].pipe
+    ends = [node.pipe for node in path[:number]]
+    part = path[number].pipe
     if Chain.of(part).resumable_deal() is not None:  # `deal` makes the ranks' batches equal
         ends = [end for end in ends if not is_of_torchdata(end, "FullSync")]
     return ends, part
@@ -148,7 +150,8 @@ class Checkpointer:
         if difference:
             warn(f"The state does not fit the chain: {difference}")
         epoch = _count_in(state, "epoch", _MAX_EPOCHS)
-        batch, offset = _count_in(state, "batch", _MAX_COUNT), _count_in({"offset": 0, **state}, "offset", _MAX_COUNT)
+        batch = _count_in(state, "batch", _MAX_COUNT)
+        offset = _count_in({"offset": 0, **state}, "offset", _MAX_COUNT)
         position = Position(epoch, batch, offset, self._cursors_in(state))
         num_batches = self.num_batches()
         if num_batches is not None and batch > num_batches:
@@ -190,7 +193,8 @@ class Checkpointer:
                 f"{now.get('global_batch_size')}. Deal with the same batch size: `deal(batch_size={size})` on one "
                 f"rank, or `deal(global_batch_size={size})` for all ranks together."
             )
-        then, pieces = state.get("pieces", 1), now.get("pieces", 1)
+        then = state.get("pieces", 1)
+        pieces = now.get("pieces", 1)
         if then != pieces:
             raise ValueError(
                 f"The state was saved when each global batch was made from {then} lanes, but this loader uses "

@@ -109,7 +109,8 @@ class _OnStream:
     def __init__(
         self, device: torch.device, copy: Callable[[Callable[[torch.Tensor], torch.Tensor], Any], Any]
     ) -> None:
-        self._device, self._copy = device, copy
+        self._device = device
+        self._copy = copy
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kdpipes to_device")
 
@@ -171,7 +172,9 @@ def _ahead(batches: Iterator[Any], stream: Any) -> Iterator[Any]:
                     return
                 sent = stream.send(batch)
                 del batch
-            following, error, is_over = None, None, False
+            following = None
+            error = None
+            is_over = False
             if is_ready(batches):
                 try:
                     batch = next(batches, end)

@@ -226,7 +226,8 @@ def show_batch(
     form, known_names = names_of(chain)
     labels_of = check_names("class_names", class_names) or known_names
     values, _ = columns_of(batch, form)
-    images, labels = _images(values), values.get("y")
+    images = _images(values)
+    labels = values.get("y")
     if labels is None:
         labels = next((value for value in values.values() if _are_labels(value, len(images))), None)
     shown = images[: check_count("max_images", max_images)]
@@ -316,7 +317,8 @@ def replay_grid(
     )
     if samples is None:
         raise IndexError(f"Epoch {epoch} has no batch {batch}. Pass a smaller number; batches are numbered from 0.")
-    pictures, captions = [], []
+    pictures = []
+    captions = []
     for sample in samples:
         before = originals.get(sample.ordinal)
         original = original_of(sample, field) if before is None else before.get(sample)

@@ -55,7 +55,9 @@ class FieldSeen:
         each = np.asarray(sizes, dtype=np.int64)
         if not len(each):
             return cls(name, 0, 0)
-        low, middle, high = int(each.min()), float(np.median(each)), int(each.max())
+        low = int(each.min())
+        middle = float(np.median(each))
+        high = int(each.max())
         return cls(name, len(each), int(each.sum()), low, middle, high)
 
 
@@ -192,16 +194,19 @@ def _look_at_images(root: str, sizes: Mapping[str, int], num_samples: int) -> Co
 
 def _look_at_records(folder: Path, header: Header, num_samples: int) -> Contents:
     counted = shown_if_slow(range(header.num_parts), header.num_parts, "reading", "part")
-    parts, found = list[PartState](), list[tuple[str, ShardIndex]]()
+    parts = list[PartState]()
+    found = list[tuple[str, ShardIndex]]()
     for number in counted:
-        index, path = finished_index(folder, header, number), str(folder / part_name(number))
+        index = finished_index(folder, header, number)
+        path = str(folder / part_name(number))
         if index is None:
             parts.append(PartState(path, None, None))
             continue
         parts.append(PartState(path, len(index.keys), index.version.size))
         found.append(("", index))
     labels = [None if (y := index.fields.get("y")) is None else y.values for _, index in found if len(index.keys)]
-    total, is_complete = sum(len(index.keys) for _, index in found), len(found) == len(parts)
+    total = sum(len(index.keys) for _, index in found)
+    is_complete = len(found) == len(parts)
     return Contents(
         "records",
         total,
@@ -215,7 +220,8 @@ def _look_at_records(folder: Path, header: Header, num_samples: int) -> Contents
 
 
 def _look_at_shards(urls: Sequence[str], num_samples: int, *, scan: bool) -> Contents:
-    shards, found = list[ShardState](), list[tuple[str, ShardIndex]]()
+    shards = list[ShardState]()
+    found = list[tuple[str, ShardIndex]]()
     labels: list[NDArray[Any] | None] = []
     seen = shown_if_slow(survey_shards(urls, scan=scan), len(urls), "reading", "shard")
     for name, shard in zip(relative_names(urls), seen, strict=True):

@@ -96,7 +96,8 @@ def bar_chart(
     """
     left = 16 + _LETTER * min(max((len(name) for name, _ in groups), default=0), _NAME)
     longest = max((length for _, bars in groups for length, _, _ in bars), default=0) or 1
-    parts, y = _legend(legend, left)[0], 44.0 if legend else 8.0
+    parts = _legend(legend, left)[0]
+    y = 44.0 if legend else 8.0
     for name, bars in groups:
         shown = name if len(name) <= _NAME else name[: _NAME - 1] + "…"
         parts.append(_text(left - 6, y + bar * len(bars) / 2 + 4, shown, more=' text-anchor="end"'))

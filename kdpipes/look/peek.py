@@ -104,7 +104,8 @@ def _thumbnail(image: Any) -> dict[str, Any] | None:
         return None
     picture.thumbnail((_SIDE, _SIDE))
     factor = max(1, _LEAST // max(picture.size))
-    width, height = factor * picture.width, factor * picture.height
+    width = factor * picture.width
+    height = factor * picture.height
     return {"data": base64.b64encode(image_png(picture) or b"").decode(), "width": width, "height": height}
 
 

@@ -54,7 +54,8 @@ def image_grid(
     grid = Image.new("RGB", (columns * tile, -(-len(pictures) // columns) * height), "white")
     pen = ImageDraw.Draw(grid)
     for place, picture in enumerate(pictures):
-        left, top = place % columns * tile, place // columns * height
+        left = place % columns * tile
+        top = place // columns * height
         scale = (tile - 2) / max(picture.size)
         size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
         shown = picture.resize(size, Image.Resampling.BILINEAR)
@@ -87,7 +88,8 @@ def picture_of(image: Any, normalization: Normalization | None = None) -> Image.
         picture: Image.Image = image if isinstance(image, Image.Image) else image.to_pil()
         if picture.mode != "F" and not picture.mode.startswith("I"):
             return picture.convert("RGB")
-        image, normalization = np.asarray(picture, np.float64), None
+        image = np.asarray(picture, np.float64)
+        normalization = None
     pixels = image.detach().cpu().float().numpy() if isinstance(image, torch.Tensor) else image
     if pixels.ndim == 3 and pixels.shape[0] in _CHANNELS and pixels.shape[2] not in _CHANNELS:
         pixels = pixels.transpose(1, 2, 0)
@@ -117,7 +119,8 @@ def _bytes_of(pixels: NDArray[np.float64], normalization: Normalization | None) 
             )
         pixels = pixels * std + mean
     elif pixels.min() < -_SLACK or pixels.max() > 1 + _SLACK:
-        low, high = pixels.min(), pixels.max()
+        low = pixels.min()
+        high = pixels.max()
         pixels = (pixels - low) / max(high - low, 1e-9)
     shown: NDArray[np.uint8] = (pixels.clip(0, 1) * 255).round().astype(np.uint8)
     return shown

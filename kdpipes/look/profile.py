@@ -259,8 +259,10 @@ def _pipe_times(
 
     def time_of(place: int | None, name: str, kind: Kind) -> PipeTime:
         own = [row for row in rows if row.place == place]
-        seconds, is_main = sum(row.seconds for row in own), place is not None and place < measured.num_main
-        calls, num_bytes = sum(row.calls for row in own if not row.what), sum(row.num_bytes for row in own)
+        seconds = sum(row.seconds for row in own)
+        is_main = place is not None and place < measured.num_main
+        calls = sum(row.calls for row in own if not row.what)
+        num_bytes = sum(row.num_bytes for row in own)
         steps = tuple(StepTime(row.what, row.seconds) for row in own if row.what)
         return PipeTime(name, kind, is_main, seconds / total_s, seconds, calls, num_bytes, None, None, steps)
 
@@ -379,7 +381,8 @@ def show_live(loader: Loader) -> None:
 
     display: Any = IPython.display.display
     handle = display(_bundle(loader), raw=True, display_id=True)
-    shown, last = weakref.ref(loader), time.monotonic()
+    shown = weakref.ref(loader)
+    last = time.monotonic()
 
     def update() -> None:
         nonlocal last

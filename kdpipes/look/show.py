@@ -66,7 +66,10 @@ def views_of(chain: Any, *, find_out: bool) -> list[NodeView]:
     views: dict[int, NodeView] = {}
     for node in Chain.of(chain):
         sources = tuple(views[source.place] for source in node.upstream)
-        stage, length, classes, problem = _stage(node, sources), None, None, ""
+        stage = _stage(node, sources)
+        length = None
+        classes = None
+        problem = ""
         try:
             length = _length(node, sources, find_out)
             if find_out and length and length <= _FEW and stage in ("source", "plan"):
@@ -136,7 +139,8 @@ def _classes(pipe: Any) -> dict[str, int] | None:
     labels = as_classes(pipe.column("y"))
     if not are_classes(labels):
         return None
-    counts, names = class_counts(labels), pipe.class_names()
+    counts = class_counts(labels)
+    names = pipe.class_names()
     if any(isinstance(label, int) and label >= len(names or ()) for label in counts):
         names = None
     return {class_name(label, names) or str(label): count for label, count in counts.items()}
@@ -151,7 +155,8 @@ def chain_text(chain: Any) -> str:
         "from_ids(['a', 'b', 'c'], [0, 1, 0]) → decode_images('x') → deal(batch_size=2)  [3 samples, 2 batches]"
     """
     views = views_of(chain, find_out=False)
-    end, parts = views[-1], _calls(views[-1], 0)
+    end = views[-1]
+    parts = _calls(views[-1], 0)
     samples = [view for view in views[::-1] if view.unit == "sample"][:1] if end.unit == "batch" else []
     lengths = ", ".join(length_text(view) for view in [*samples, end] if view.length is not None)
     line = " → ".join(parts)

@@ -128,11 +128,13 @@ def shuffle_quality(source_datapipe: Any, *, epoch: int = 0, max_samples: int = 
 
 
 def _planned(deal: DealerMapDataPipe, epoch: int, max_samples: int) -> _Delivered:
-    plan, source = deal.planned_epoch(epoch, Ranks()), deal.source
+    plan = deal.planned_epoch(epoch, Ranks())
+    source = deal.source
     nothing = np.zeros(0, np.int64)
     batches, ordinals, places = next(plan.parts(range(plan.num_batches), max_samples), (nothing,) * 3)
     is_real = ordinals < plan.num_samples  # not padding
-    batches, places = batches[is_real], places[is_real]
+    batches = batches[is_real]
+    places = places[is_real]
     labels = source.column("y")[places] if isinstance(source, MapPipe) and has_column(source, "y") else None
     # Go back to places in the sources, so that samples that `permute` moved apart count as moved.
     for node in Chain.of(source).path():
@@ -190,7 +192,8 @@ def _renewal(now: _Delivered, later: _Delivered) -> float | None:
     if len(both) < 2:
         return 1.0  # an epoch of other samples
     pairs = now.batches[in_now] * (int(later.batches.max()) + 1) + later.batches[in_later]
-    stayed, shared = _num_pairs(pairs), _num_pairs(now.batches[in_now])
+    stayed = _num_pairs(pairs)
+    shared = _num_pairs(now.batches[in_now])
     if not shared:
         return None
     perfect = _num_pairs(later.batches[in_later]) / (len(both) * (len(both) - 1) / 2)

@@ -99,7 +99,8 @@ class ClassFilterIterDataPipe(StreamPlanPipe):
         self._choice = _Choice(valid, invalid)
 
     def samples(self) -> Iterator[Sample]:
-        choice, names = self._choice, self.class_names()
+        choice = self._choice
+        names = self.class_names()
         labels_by = cache(lambda are_names: to_labels(choice.param, choice.classes, names, are_names=are_names))
         for sample in samples_of(self.source, "filter_classes"):
             label = class_in(sample, "filter_classes")

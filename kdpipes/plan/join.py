@@ -88,9 +88,11 @@ class JoinerMapDataPipe(PlanPipe):
         check_choice("how", how, ("inner", "left"))
         self.other = indexed(other, "join")
         self._fields = None if fields is None else tuple(fields.split() if isinstance(fields, str) else fields)
-        self._how, self._on = how, Callback("on", bare_key if on is None else on)
+        self._how = how
+        self._on = Callback("on", bare_key if on is None else on)
         self._partners: Shared[NDArray[Any]] | None = None
-        added, known = self._added(), self.source.field_names()
+        added = self._added()
+        known = self.source.field_names()
         if added is not None:
             self.traits = replace(PlanPipe.traits, changes=added)
             self._reject_taken(added & (known or frozenset()))
@@ -114,7 +116,8 @@ class JoinerMapDataPipe(PlanPipe):
         redrawn = redrawing_name(self.other)
         if redrawn is not None:
             warn_of_fixed(redrawn, "join")
-        keys, others = self.source.column("key").tolist(), self.other.column("key").tolist()
+        keys = self.source.column("key").tolist()
+        others = self.other.column("key").tolist()
         places: dict[Any, int] = {}
         for place, key in enumerate(others):
             first = places.setdefault(self._on(key), place)
@@ -202,7 +205,8 @@ class JoinerMapDataPipe(PlanPipe):
     def column(self, name: str) -> NDArray[Any]:
         if not self._is_added(name):
             return super().column(name)
-        column, partners = self.other.column(name), self.partners()
+        column = self.other.column(name)
+        partners = self.partners()
         if not (partners < 0).any():
             return column[partners]  # type: ignore[no-any-return]
         values = [*column.tolist(), None]
@@ -217,7 +221,8 @@ class JoinerMapDataPipe(PlanPipe):
         return self.other.class_names() if added is not None and "y" in added else super().class_names()
 
     def field_names(self) -> frozenset[str] | None:
-        known, added = super().field_names(), self._added()
+        known = super().field_names()
+        added = self._added()
         return None if known is None or added is None else known | added
 
     def prefetch(self, order: Order) -> None:

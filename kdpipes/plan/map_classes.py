@@ -245,7 +245,8 @@ class ClassMapperIterDataPipe(StreamPlanPipe):
 
     def samples(self) -> Iterator[Sample]:
         tables: dict[type, dict[Any, Any]] = {}
-        known, dropped = super().class_names(), set[Any]()
+        known = super().class_names()
+        dropped = set[Any]()
         for sample in samples_of(self.source, "map_classes"):
             label = _only(sample["y"])
             kind = type(label) if _is_class(label) else type(None)

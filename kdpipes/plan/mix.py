@@ -78,11 +78,13 @@ def _proportions(num_sources: int, weights: Any, per_batch: Any) -> tuple[float,
 
 def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
     """Yield the number of the source of each sample, forever."""
-    chosen, size = 0, 1024
+    chosen = 0
+    size = 1024
     while True:
         turns, _ = interleave([size] * len(weights), weights, seed, until_all=False)
         yield from turns[chosen:].tolist()
-        chosen, size = len(turns), 2 * size
+        chosen = len(turns)
+        size = 2 * size
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +106,8 @@ class _Mix:
         return len(self.chosen)
 
     def __getitem__(self, index: Any) -> tuple[Any, Any]:
-        chosen, positions = self.chosen[index], self.positions[index]
+        chosen = self.chosen[index]
+        positions = self.positions[index]
         if self.epoch:
             lengths = self.lengths[chosen]
             positions = (positions + self.starts[chosen] % lengths) % lengths
@@ -234,7 +237,8 @@ class MixerMapDataPipe(PlanPipe):
             self._weights = Callback("weights", weights)
         else:
             self._weights = _proportions(len(self.sources), weights, per_batch)
-        self._mix_seed, self._stop = check_seed(seed), stop
+        self._mix_seed = check_seed(seed)
+        self._stop = stop
         if temperature is not None:
             self._temperature = Callback("temperature", temperature) if callable(temperature) else float(temperature)
             temperature_at(self._temperature, epoch=0)
@@ -320,7 +324,8 @@ class MixerMapDataPipe(PlanPipe):
     def shard_numbers(self) -> NDArray[Any] | None:
         if not self._is_moving():
             return super().shard_numbers()
-        mix, numbers = self.chosen(plan_epoch()), np.zeros(len(self), dtype=np.int64)
+        mix = self.chosen(plan_epoch())
+        numbers = np.zeros(len(self), dtype=np.int64)
         (chosen, positions), rounds = mix[:], mix.rounds(slice(None))
         places = np.cumsum([0, *map(len, self.sources)])[chosen] + positions
         for epoch in np.unique(rounds).tolist():
@@ -368,7 +373,8 @@ class MixerMapDataPipe(PlanPipe):
         Args:
             epoch: The epoch number, from 0.
         """
-        size, numbers = len(self), self.chosen(epoch).taken.tolist()
+        size = len(self)
+        numbers = self.chosen(epoch).taken.tolist()
         return [
             SourceShare(length, number, number / max(size, 1), number / max(length, 1))
             for length, number in zip(map(len, self.sources), numbers, strict=True)
@@ -411,7 +417,8 @@ class MixerIterDataPipe(IterPipe):
         _check_alone(weights=weights, per_batch=per_batch)
         check_choice("stop", stop, ("first", "all"))
         self._weights = _proportions(len(self.sources), weights, per_batch)
-        self._mix_seed, self._stop = check_seed(seed), stop
+        self._mix_seed = check_seed(seed)
+        self._stop = stop
         if per_batch is not None:
             self._per_batch = tuple(check_count("per_batch", count) for count in per_batch)
         known = [source for source in self.sources if isinstance(source, IterPipe)]

@@ -109,7 +109,8 @@ class OversamplerIterDataPipe(StreamPlanPipe):
         self._counts = {label: check_count(f"class_counts[{label!r}]", count) for label, count in class_counts.items()}
 
     def samples(self) -> Iterator[Sample]:
-        largest, epoch = max(self._counts.values()), plan_epoch() if self._redraw else 0
+        largest = max(self._counts.values())
+        epoch = plan_epoch() if self._redraw else 0
 
         @cache
         def counts_by(are_names: bool) -> dict[Any, int]:

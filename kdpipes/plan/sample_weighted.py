@@ -139,7 +139,8 @@ class WeightedSamplerMapDataPipe(PlanPipe):
             counts.pop(missing_of(labels), None)
             return by_label(labels, {label: float(count) ** power for label, count in counts.items()})
         if isinstance(self._weights, Shared):
-            values, classes = self._weights.value, self._classes
+            values = self._weights.value
+            classes = self._classes
         else:
             assert self._weights is not None
             values, classes = _parsed(self._weights(epoch))

@@ -118,11 +118,16 @@ class PartTakerMapDataPipe(PlanPipe):
         if groups is not None and by not in ("key", "y"):
             raise ValueError(must_be("by", '"y", or left out, if there are `groups`', by))
         super().__init__(source_datapipe)
-        self._part, self._ends, self._by, self._split_seed = part, ends, by, check_seed(seed)
-        self._groups, self._is_rest = groups, is_rest
+        self._part = part
+        self._ends = ends
+        self._by = by
+        self._split_seed = check_seed(seed)
+        self._groups = groups
+        self._is_rest = is_rest
 
     def plan(self, epoch: int) -> NDArray[Any]:
-        numbers, name = self._part_numbers(), self._groups or self._by
+        numbers = self._part_numbers()
+        name = self._groups or self._by
         empty = np.flatnonzero(np.bincount(numbers, minlength=len(self._ends)) == 0).tolist()
         if len(numbers) and empty and (self._is_rest or self._part in empty):
             hint = "Use fewer folds" if self._is_rest else "Give it a larger share"

@@ -60,7 +60,8 @@ class SubsetterMapDataPipe(PlanPipe):
         return True
 
     def plan(self, epoch: int) -> Stretch | NDArray[Any]:
-        size, wanted = len(self.source), self._wanted.value
+        size = len(self.source)
+        wanted = self._wanted.value
         if isinstance(wanted, range):
             if not wanted or (min(wanted[0], wanted[-1]) >= 0 and max(wanted[0], wanted[-1]) < size):
                 return Stretch(wanted)

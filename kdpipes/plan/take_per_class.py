@@ -53,11 +53,13 @@ class PerClassTakerMapDataPipe(PlanPipe):
     ) -> None:
         super().__init__(source_datapipe)
         check_one_of(num_samples=num_samples, share=share)
-        rule, hint = "above 0.0 up to 1.0", "Write 25 % as 0.25."
+        rule = "above 0.0 up to 1.0"
+        hint = "Write 25 % as 0.25."
         self._share = None if share is None else check_number("share", share, rule, math.ulp(0), 1, hint)
         self._num_samples = None if num_samples is None else check_count("num_samples", num_samples)
         self._choice_seed = None if seed is None else check_seed(seed)
 
     def plan(self, epoch: int) -> NDArray[Any]:
-        labels, share = labels_of(self.source, "take_per_class"), self._share or 0
+        labels = labels_of(self.source, "take_per_class")
+        share = self._share or 0
         return take_per_class(labels, lambda size: self._num_samples or math.ceil(size * share), self._choice_seed)

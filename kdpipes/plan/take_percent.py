@@ -60,5 +60,6 @@ class PercentTakerMapDataPipe(PlanPipe):
 
     def plan(self, epoch: int) -> Stretch:
         size = len(self.source)
-        begin, end = self._round_begin(self._begin * size), self._round_end(self._end * size)
+        begin = self._round_begin(self._begin * size)
+        end = self._round_end(self._end * size)
         return Stretch(range(begin, end))

@@ -50,7 +50,8 @@ class Habit:
             self._waiting = [*self._waiting, positions][-_KEPT:]
             return []
         self._is_begun = True
-        due, self._waiting = [*self._waiting, positions], []
+        due = [*self._waiting, positions]
+        self._waiting = []
         return due
 
 
@@ -112,7 +113,8 @@ class MemberReader:
             return
         with using(self._access):
             with self._lock:  # the first thread chooses how to read the epoch, and the others wait for it
-                expected, self._expected = self._expected, ()
+                expected = self._expected
+                self._expected = ()
                 if expected and self._fetch != "members":
                     self._begin(catalog, expected)
             for positions in order:
@@ -134,7 +136,9 @@ class MemberReader:
         """
         self._habit.fields.add(field)
         number = int(catalog.shards[index])
-        url, offset, size = catalog.urls[number], int(places.offsets[index]), int(places.sizes[index])
+        url = catalog.urls[number]
+        offset = int(places.offsets[index])
+        size = int(places.sizes[index])
         if is_local(url):
             return read_span(url, offset, size, catalog.versions[number])
         with using(self._access):
@@ -142,7 +146,9 @@ class MemberReader:
             return self._read_remote(catalog, index, span, places)
 
     def _read_remote(self, catalog: Catalog, index: int, span: Span, places: Places) -> bytes:
-        number, checksum, content = int(catalog.shards[index]), UNCHECKED, None
+        number = int(catalog.shards[index])
+        checksum = UNCHECKED
+        content = None
         if places.checksums is not None:
             checksum = int(places.checksums[index])
         if self._is_cached(span.url):
@@ -176,7 +182,8 @@ class MemberReader:
         survey, *others = surveys.values()
         if others:
             survey = Survey(catalog.shards, is_cached, survey.orders[0], *(other.orders[0] for other in others))
-        is_known, self._begun = self._begun == survey.digest, survey.digest
+        is_known = self._begun == survey.digest
+        self._begun = survey.digest
         self._is_ordered = survey.num_samples > 0
         if not is_known:  # a late worker must not choose again, since other fields may have been read by now
             self._due = set()
@@ -260,11 +267,14 @@ class Survey:
     """
 
     def __init__(self, shards: NDArray[Any], is_counted: NDArray[np.bool_], *orders: Iterable[NDArray[Any]]) -> None:
-        self._shards, self._is_counted, self.orders = shards, is_counted, orders
+        self._shards = shards
+        self._is_counted = is_counted
+        self.orders = orders
         self.is_used = np.zeros(len(shards), dtype=bool)  # which samples of the source are needed
         self.counts = np.zeros(len(is_counted), dtype=np.int64)  # how many samples of each shard are needed
         self._num_runs = 0  # how many times the epoch goes on to another shard
-        digest, last = hashlib.blake2b(digest_size=16), -1
+        digest = hashlib.blake2b(digest_size=16)
+        last = -1
         for positions, numbers in self._counted(digest.update):
             self.is_used[positions] = True
             self.counts += np.bincount(numbers, minlength=len(self.counts))
@@ -295,7 +305,8 @@ class Survey:
             edges = np.flatnonzero(np.diff(numbers)) + 1
             starts = np.concatenate([[0], edges])
             order = np.argsort(numbers[starts], kind="stable")  # runs by shard
-            which, starts = numbers[starts][order], starts[order] + done
+            which = numbers[starts][order]
+            starts = starts[order] + done
             ends_of_runs = np.append(edges, len(numbers))[order] + done
             is_first = np.diff(which, prepend=-1) != 0  # of its shard, in this window
             is_new = starts - np.where(is_first, ends[which], np.roll(ends_of_runs, 1)) > far
@@ -307,7 +318,8 @@ class Survey:
             is_last = np.append(visits[1:] != visits[:-1], True)
             places.append(visits[is_last])
             stops.append(ends_of_runs[is_last])
-            size, done = size + int(is_new.sum()), done + len(numbers)
+            size = size + int(is_new.sum())
+            done = done + len(numbers)
         stop_of = np.zeros(size, dtype=np.int64)
         stop_of[np.concatenate(places)] = np.concatenate(stops)
         start_of = np.concatenate(begins)
@@ -362,6 +374,7 @@ def _sizes(catalog: Catalog, fields: set[str], window: slice) -> NDArray[np.int6
 
 def _spans(catalog: Catalog, index: int, fields: set[str]) -> list[Span]:
     number = int(catalog.shards[index])
-    url, version = catalog.urls[number], catalog.versions[number]
+    url = catalog.urls[number]
+    version = catalog.versions[number]
     starts = [(int(places.offsets[index]), int(places.sizes[index])) for places in _places(catalog, fields)]
     return [Span(url, start, start + size, version) for start, size in starts if start >= 0 and not is_local(url)]

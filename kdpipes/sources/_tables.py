@@ -175,7 +175,8 @@ class _File:
 
 
 def _read(url: str, *, texts: Collection[str], header: bool, sep: str | None) -> Any:
-    file, suffix = _File(url), _suffix(url)
+    file = _File(url)
+    suffix = _suffix(url)
     try:
         if sep is None and suffix == ".parquet":
             with file.raw() as opened:
@@ -211,7 +212,8 @@ def _read_json(file: _File) -> Any:
 
 def _with_large_integers(read: Callable[[Mapping[str, Any]], Any]) -> Any:
     """Return the rows of a text file. pyarrow reads integers from 2**63 on as floats; they become unsigned integers."""
-    rows, types = read({}), dict[str, Any]()
+    rows = read({})
+    types = dict[str, Any]()
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if pa.types.is_float64(field.type) and (pc.max(column).as_py() or 0) >= _LARGE:
             # Floats, and integers beyond 64 bits, remain floats.

@@ -141,7 +141,8 @@ class DatasetReaderMapDataPipe(MapPipe):
 
     def _parts(self) -> dict[str, Column]:
         """Return the fields of the items, with labels as the dataset has them."""
-        dataset, names = self._dataset.value, self._fields.split()
+        dataset = self._dataset.value
+        names = self._fields.split()
         item = Column(_loader(dataset, self._use), what=_LOADING, many=partial(_items_at_once, dataset, self._use))
         is_cheap = isinstance(dataset, _IN_MEMORY)
         return {name: _part(item, names, place, is_cheap) for place, name in enumerate(names)}
@@ -275,7 +276,8 @@ def _getter(dataset: Any, name: str) -> Column:
         if not known.may_draw:
             return method(sample.position)
         getter = known.method.with_function(method)
-        ctx, is_recording = sample.ctx, sample.block.is_recording
+        ctx = sample.ctx
+        is_recording = sample.block.is_recording
         return call_seeded(getter, sample, getter.name, sample.position, ctx=ctx, is_recorded=is_recording)
 
     return Column(load, what=known.what)
@@ -475,7 +477,8 @@ def _getters_of(source: Any) -> dict[str, _Getter]:
     if kind not in _getters:
         found = {}
         for name in sorted(name for name in dir(kind) if name.startswith(_PREFIX)):
-            method, field = Callback(name, getattr(kind, name)), name.removeprefix(_PREFIX)
+            method = Callback(name, getattr(kind, name))
+            field = name.removeprefix(_PREFIX)
             found[field] = _Getter(method, bool({"ctx", "rng"} & method.parameters), f"loading field {field!r}")
         _getters[kind] = found
     return _getters[kind]

@@ -107,7 +107,8 @@ class IdReaderMapDataPipe(MapPipe):
 
     def _block(self, rows: Rows, ids: tuple[Column, ...]) -> Block:
         """Return a block of samples. `ids` contains IDs that are not strings, because caches distinguish 1 from "1"."""
-        files, known = self._files, self._ids.value
+        files = self._files
+        known = self._ids.value
         if files is None:
             return Block(self._columns_of(rows, ids), rows, key=self._key)
         return Block(
@@ -119,7 +120,8 @@ class IdReaderMapDataPipe(MapPipe):
         )
 
     def _columns_of(self, rows: Rows, ids: tuple[Column, ...]) -> dict[str, Column]:
-        known, load = self._ids.value, self._load
+        known = self._ids.value
+        load = self._load
         fields = {"x": Column(lambda sample, *_: load(known[sample.position]), *ids, what="loading field 'x'")}
         if self._labels is not None:
             fields["y"] = filled(self._labels.value[rows.positions].tolist())
@@ -212,7 +214,8 @@ def _aligned_series(ids: Any, labels: Any) -> Any:
     They are found by the index if it holds the IDs, and else by position if `ids` has the same index, or there is none.
     """
     by_position("labels", labels)
-    names, index = list(by_position("ids", ids)), labels.index
+    names = list(by_position("ids", ids))
+    index = labels.index
     if hasattr(ids, "iloc") and index.equals(ids.index):  # columns of one table
         return labels
     has_no_index = list(index) == list(range(len(names)))
@@ -233,7 +236,8 @@ class FileLoader(Fingerprinted):
     """Reads the file of an ID by the suffix of its path. Nothing in the file is executed."""
 
     def __init__(self, template: str, access: Access, hint: str = "") -> None:
-        self._template, self._hint = template, hint
+        self._template = template
+        self._hint = hint
         self._reader = FileReader(access)
 
     def is_remote(self, names: Sequence[Any]) -> bool:

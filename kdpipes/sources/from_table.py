@@ -238,7 +238,8 @@ def _shape_of(kind: Any) -> tuple[tuple[int, ...], Any]:
         return tuple(kind.shape), kind.value_type
     shape: tuple[int, ...] = ()
     while pa.types.is_fixed_size_list(kind):
-        shape, kind = (*shape, kind.list_size), kind.value_type
+        shape = (*shape, kind.list_size)
+        kind = kind.value_type
     return shape, kind
 
 
@@ -333,7 +334,8 @@ class _Paths(_Texts):
 
     def __init__(self, values: Any, folder: str, origin: str) -> None:
         super().__init__(values)
-        self._folder, self._origin = folder, origin
+        self._folder = folder
+        self._origin = origin
 
     def _text(self, index: Any, value: Any) -> str:
         text = super()._text(index, value)
@@ -451,7 +453,8 @@ def _one(column: Any) -> Any:
 
 def _digest(values: Any) -> bytes:
     """Return a digest of a column that does not depend on its layout in memory."""
-    sink, batch = pa.BufferOutputStream(), pa.record_batch([values], names=["values"])
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch([values], names=["values"])
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return hashlib.blake2b(sink.getvalue(), digest_size=16).digest()

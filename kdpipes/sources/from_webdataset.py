@@ -104,7 +104,8 @@ class WebDatasetReaderIterDataPipe(IterPipe):
             yield recipe({**item, "__key__": self._key(item, index)} if isinstance(item, dict) else item, index)
 
     def _key(self, item: dict[str, Any], index: int) -> str:
-        key, url = item.get("__key__", index), item.get("__url__")
+        key = item.get("__key__", index)
+        url = item.get("__url__")
         return str(key) if url is None else f"{self._names.value.get(url, path_of(str(url)).rsplit('/', 1)[-1])}/{key}"
 
     def fingerprint(self) -> Any:

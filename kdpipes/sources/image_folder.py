@@ -100,7 +100,8 @@ class ImageFolderMapDataPipe(MapPipe):
         return len(self._listed().labels)
 
     def read_blocks(self, rows: Rows) -> Sequence[Block]:
-        listing, positions = self._listed(), rows.positions.tolist()
+        listing = self._listed()
+        positions = rows.positions.tolist()
         files: list[tuple[str, int]] = []
 
         def load(sample: Sample) -> bytes:
@@ -164,7 +165,8 @@ class ImageFolderMapDataPipe(MapPipe):
 
 def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     versions = {} if is_local(root) else list_versions(root)
-    files, suffixes = list_files(root, ("",), versions), image_suffixes()
+    files = list_files(root, ("",), versions)
+    suffixes = image_suffixes()
     paths = [path for path in files if path.lower().endswith(suffixes)]
     if not paths:
         raise DataError(

@@ -71,7 +71,8 @@ def index_shards(
         >>> kdp.index_shards(write_photo_shards("shards"), columns="cls").num_samples
         [40, 40, 40, 40]
     """
-    names, with_checksums = check_columns(columns), check_flag("checksums", checksums)
+    names = check_columns(columns)
+    with_checksums = check_flag("checksums", checksums)
     given = expand_urls(urls)
     check_filesystems("urls", given)
     with using(Access(timeout_s, storage_options, None)):

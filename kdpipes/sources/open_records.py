@@ -133,9 +133,12 @@ class RecordReaderMapDataPipe(MapPipe):
         return self._records.value
 
     def _load(self, name: str, sample: Sample) -> Any:
-        records, index = self._opened(), sample.position
+        records = self._opened()
+        index = sample.position
         places: Any = records.fields[name]
-        part, offset, size = int(records.parts[index]), int(places.offsets[index]), int(places.sizes[index])
+        part = int(records.parts[index])
+        offset = int(places.offsets[index])
+        size = int(places.sizes[index])
         path = records.paths[part]
         try:
             view = self._files.view(path, offset, size, records.sizes[part])

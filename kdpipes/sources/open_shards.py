@@ -236,7 +236,8 @@ class ShardReaderMapDataPipe(MapPipe):
     def class_names(self) -> tuple[str, ...] | None:
         if not self._has_names:
             with using(self._access):
-                self._class_names, self._has_names = names_beside(self._matching(), self._seen), True
+                self._class_names = names_beside(self._matching(), self._seen)
+                self._has_names = True
         return self._class_names
 
     def field_names(self) -> frozenset[str] | None:

@@ -164,7 +164,8 @@ class ShardStreamerIterDataPipe(IterPipe):
             if missing is not None:  # checking remote shards would cost a request each
                 raise FileNotFoundError(f"There is no file {missing!r}.")
         lost: list[Exception] = []
-        ahead, self._ahead = self._ahead or self._streams_ahead(own[first:]), None
+        ahead = self._ahead or self._streams_ahead(own[first:])
+        self._ahead = None
         with closing(ahead) as streams:
             for shard, (url, name) in enumerate(own[first:], first):
                 known: dict[int, int] = {}
@@ -198,7 +199,8 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     def stop_reading(self) -> None:
         """Close the streams that `start_reading` has opened, unless an iteration uses them."""
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
+        self._ahead = None
         if ahead is not None:
             ahead.close()
 

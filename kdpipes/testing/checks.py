@@ -140,7 +140,8 @@ def check_elastic(
             found = _epochs(chain, num_epochs, **service)
             for epoch, (one, other) in enumerate(zip(expected, found, strict=True)):
                 _check_same(one, other, f"With {way}, epoch {epoch}", hint)
-        sizes, whole = deal.sizes(), _epochs(lambda: _dealt(chain), num_epochs)
+        sizes = deal.sizes()
+        whole = _epochs(lambda: _dealt(chain), num_epochs)
     for number in num_ranks:
         parts = []
         for rank in range(number):
@@ -323,7 +324,8 @@ def require(is_kept: bool, text: str) -> None:
 def gives_the_same_in_every_epoch(build: Build, flavour: Flavour, is_random: bool) -> None:
     """Two epochs of a pipe without randomness are equal."""
     pipe = build(_source(flavour))
-    first, second = _items(pipe), _items(pipe)
+    first = _items(pipe)
+    second = _items(pipe)
     require(bool(first), "The pipe gives nothing of 7 samples.")
     require(
         is_random or first == second,
@@ -335,10 +337,12 @@ def gives_the_same_in_every_epoch(build: Build, flavour: Flavour, is_random: boo
 def is_the_same_when_made_again(build: Build, flavour: Flavour, is_random: bool) -> None:
     """The first epochs of two pipes are equal, as in two processes."""
     hint = "Draw random numbers from `rng`, or from a generator that is made of a seed and the epoch."
-    one, other = build(_source(flavour)), build(_source(flavour))
+    one = build(_source(flavour))
+    other = build(_source(flavour))
     if any(isinstance(pipe, Seeded) for pipe in Chain.of(one).pipes):  # stock pipes, which a loader seeds
         return
-    first, second = _items(one), _items(other)
+    first = _items(one)
+    second = _items(other)
     require(first == second, f"A pipe that is made again gives something else. {hint}")
 
 
@@ -348,7 +352,8 @@ def has_columns_of_its_samples(build: Build, flavour: Flavour, is_random: bool) 
     if is_random or not isinstance(pipe, MapPipe) or pipe.traits.gives != "samples":
         return
     for name in sorted(pipe[0]) if len(pipe) else ():
-        column, values = pipe.column(name).tolist(), [sample[name] for sample in pipe]
+        column = pipe.column(name).tolist()
+        values = [sample[name] for sample in pipe]
         require(
             [plain(value) for value in column] == [plain(value) for value in values],
             f"Column {name!r} differs from field {name!r} of the samples. Declare the field as changed.",

@@ -34,7 +34,8 @@ def keeps_entries(open_store: Open) -> None:
     key = secrets.token_bytes(20)
     require(store.get(key) is None and not store.contains(key), "`get` must return None for an unknown key.")
     for size in _SIZES:
-        key, content = secrets.token_bytes(20), np.random.default_rng(size).bytes(size)
+        key = secrets.token_bytes(20)
+        content = np.random.default_rng(size).bytes(size)
         store.put(key, content, replace=False)
         require(_content(store, key) == content, f"An entry of {size:,} bytes comes back changed, or is missing.")
         require(_content(open_store(), key) == content, "Another store of the same storage does not have the entry.")
@@ -61,7 +62,8 @@ def keeps_entries(open_store: Open) -> None:
 
 def opens_again(open_store: Open) -> None:
     """A store can be used after it was closed, and a pickled copy uses the same storage."""
-    store, key = open_store(), secrets.token_bytes(20)
+    store = open_store()
+    key = secrets.token_bytes(20)
     store.put(key, b"heron", replace=False)
     try:
         copied: Any = pickle.loads(pickling.dumps(store))  # noqa: S301 - what was pickled here
@@ -76,7 +78,8 @@ def opens_again(open_store: Open) -> None:
 
 def serves_threads(open_store: Open) -> None:
     """Several threads use a store at once."""
-    store, start = open_store(), secrets.token_hex(8)
+    store = open_store()
+    start = secrets.token_hex(8)
 
     def work(number: int) -> bool:
         key = f"{start} {number % 10}".encode()
@@ -91,7 +94,8 @@ def serves_processes(open_store: Open) -> None:
     """Forked processes use the store of their parent, also if it is open."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return
-    store, start = open_store(), secrets.token_hex(8)
+    store = open_store()
+    start = secrets.token_hex(8)
     store.put(start.encode(), b"heron", replace=False)
     context = multiprocessing.get_context("fork")
     entries = Entries(store)  # which lets the store open its connections again
@@ -116,7 +120,9 @@ def serves_processes(open_store: Open) -> None:
 
 def lends_claims(open_store: Open) -> None:
     """Only one process at a time gets a claim."""
-    one, other, name = open_store(), open_store(), secrets.token_bytes(20)
+    one = open_store()
+    other = open_store()
+    name = secrets.token_bytes(20)
     with one.claim(name, waits=False) as first, other.claim(name, waits=False) as second:
         require(first and not second, "Two stores get the same claim: `put(..., replace=False)` must keep an entry.")
     with other.claim(name, waits=False) as again:
@@ -136,7 +142,8 @@ def serves_a_cache(open_store: Open) -> None:
     again = cached()
     require([sample["x"].tolist() for sample in again] == expected, "A cache returns other values than its source.")
     require(again.stats().hits == 3, f"A cache finds {again.stats().hits} of 3 values again.")
-    store, keys = open_store(), [again.entry_key(sample, "x") for sample in again.source]
+    store = open_store()
+    keys = [again.entry_key(sample, "x") for sample in again.source]
     store.put(keys[0], (_content(store, keys[1]) or b"")[:-1], replace=True)
     healed = cached()
     require([sample["x"].tolist() for sample in healed] == expected, "A cache returns a damaged value.")

@@ -87,14 +87,16 @@ class _Unit(ABC):
         return result
 
     def _run(self, call: dict[str, Any], given: Any) -> Any:
-        self._call, self._did = call, None if self._is_split else call
+        self._call = call
+        self._did = None if self._is_split else call
         with nullcontext() if self._is_split else seeded_globals(str(call["seed"]).encode()):
             self._seed(call["seed"])
             return self._called(call, given)
 
     def _noted(self, *args: Any, **data: Any) -> Any:
         """Call the original method, and note the parameters."""
-        plain, before = as_plain(args[self.params_at]), self._state()
+        plain = as_plain(args[self.params_at])
+        before = self._state()
         result = self._does(*args, **data)
         # A joint transform calls this for each field. Once it is recorded by its seed, it stays so.
         if self._did is not self._call:
@@ -172,14 +174,17 @@ class _Adapter(ABC, Fingerprinted):
     def draw_and_apply(self, value: Any, rng: np.random.Generator) -> tuple[dict[str, Any], Any]:
         """Return the steps that the transform applies to `value` with random numbers from `rng`, and the new value."""
         tree = self._tree()
-        tree.rng, tree.steps, tree.is_skipped = rng, [], False
+        tree.rng = rng
+        tree.steps = []
+        tree.is_skipped = False
         result = self._run(tree, self._opened(value))
         skipped = {"skipped": True} if tree.is_skipped else {}
         return {"steps": tree.steps, **skipped}, self._closed(result, value)
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         """Return `value` after the recorded steps."""
-        tree, result = self._tree(), self._opened(value)
+        tree = self._tree()
+        result = self._opened(value)
         with seeded_globals(b""):  # restores the generators, which steps recorded by their seed change
             result = self._again(tree, result, params)
         return self._closed(result, value)
@@ -282,7 +287,8 @@ class AlbumentationsAdapter(_Adapter):
         if fields is None:
             return {"image": self._opened_image(value)}
         fields.size(value)
-        labels, data = _labels_of(self._transform), dict[str, Any]()
+        labels = _labels_of(self._transform)
+        data = dict[str, Any]()
         for name, target, kind, each in zip(fields.names, _targets_of(fields), fields.kinds, value, strict=True):
             if kind in ("boxes", "points"):
                 data[target] = as_array(kind, each).astype(np.float32)

@@ -67,7 +67,8 @@ class DecodedImage:
     def of_rows(cls, rows: NDArray[np.uint8]) -> DecodedImage:
         """Return the image of read-only pixels `[H, W, 3] uint8`, which are copied only when necessary."""
         image = cls.__new__(cls)
-        image._pixels, image._shared = None, rows
+        image._pixels = None
+        image._shared = rows
         return image
 
     @property
@@ -211,7 +212,9 @@ class EncodedImage:
             least: The height and width to which the region will be resized. If `exact` is False, the result may be
                 smaller than the region, but not smaller than this.
         """
-        box, factor, turn = Box(top, left, height, width), 1, self._turn or self._orientation()
+        box = Box(top, left, height, width)
+        factor = 1
+        turn = self._turn or self._orientation()
         if self.mode != "RGB":
             return _as_planes(np.array(self.to_pil().crop((left, top, left + width, top + height))))
         if turn > 1:

@@ -44,10 +44,12 @@ class FieldAdder(Step):
             records=called.name if "ctx" in called.parameters else None,
             seeds=(called.name,) if is_seeded(called) else (),
         )
-        self._place, self._what = f"add_field.{name}", f"computing field {name!r}"
+        self._place = f"add_field.{name}"
+        self._what = f"computing field {name!r}"
 
     def change(self, block: Block) -> None:
-        place, is_recorded = block.claim_name(self._place), block.is_recording
+        place = block.claim_name(self._place)
+        is_recorded = block.is_recording
 
         def compute(view: Sample) -> Any:
             return call_seeded(self._function, view, place, view, ctx=view.ctx if is_recorded else None)
@@ -97,14 +99,17 @@ class FieldRenamer(Step):
         self._orders: dict[tuple[str, ...], list[tuple[str, str]]] = {}  # by the original names of the fields
 
     def change(self, block: Block) -> None:
-        fields, is_whole, known = block.fields, not block.lacking[0], tuple(block.fields)
+        fields = block.fields
+        is_whole = not block.lacking[0]
+        known = tuple(block.fields)
         if (order := self._orders.get(known)) is not None:
             renamed = {new: fields[name] for new, name in order}
             # Samples refer to this dictionary, so it is changed in place.
             fields.clear()
             fields.update(renamed)
             return
-        columns, used = dict[str, Column](), set[str]()
+        columns = dict[str, Column]()
+        used = set[str]()
         for new, names in self._renames.items():
             for old in names:
                 if old in fields:
@@ -112,7 +117,8 @@ class FieldRenamer(Step):
                     columns[new] = fields[old]
                     break
                 if (entry := entry_column(block, old)) is not None:
-                    is_whole, columns[new] = False, entry
+                    is_whole = False
+                    columns[new] = entry
                     break
             else:
                 sample = block.sample()
@@ -293,7 +299,8 @@ def _values(block: Block, name: str) -> Sequence[Any]:
 
 def _read_each(block: Block, read: Callable[[Sample], Any]) -> list[Any]:
     """Return the result of a function for each sample. Chains that it reads get the key of that sample."""
-    values, holder = [], row_key()
+    values = []
+    holder = row_key()
     for sample in block.samples():
         if holder is not None:
             holder.key = sample.draw

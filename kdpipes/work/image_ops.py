@@ -130,7 +130,10 @@ def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, in
     """
     if isinstance(value, EncodedImage | DecodedImage) and value.mode == "RGB":
         width, height = value.size
-        top, left, rows, columns = params["top"], params["left"], params["height"], params["width"]
+        top = params["top"]
+        left = params["left"]
+        rows = params["height"]
+        columns = params["width"]
         if min(top, left) >= 0 and top + rows <= height and left + columns <= width:
             return value.region(top, left, rows, columns, least=least)
     return cut(as_image(value, owner), params)
@@ -145,8 +148,10 @@ def size_of(value: Any, owner: str) -> tuple[int, int]:
 
 def cut(image: Any, params: dict[str, int]) -> Any:
     """Return the region at `top` and `left` of size `height` and `width`, black outside the image."""
-    top, left = params["top"], params["left"]
-    bottom, right = top + params["height"], left + params["width"]
+    top = params["top"]
+    left = params["left"]
+    bottom = top + params["height"]
+    right = left + params["width"]
     if isinstance(image, Image.Image):
         return image.crop((left, top, right, bottom))
     rows, columns = image.shape[-2:]
@@ -159,7 +164,8 @@ def resized(image: Any, size: tuple[int, int], interpolation: str) -> Any:
     if isinstance(image, Image.Image):
         return image.resize((width, height), RESAMPLING[interpolation])
     if interpolation == "nearest":
-        rows, columns = _nearest(image.shape[-2], height), _nearest(image.shape[-1], width)
+        rows = _nearest(image.shape[-2], height)
+        columns = _nearest(image.shape[-1], width)
         return image.index_select(-2, rows.to(image.device)).index_select(-1, columns.to(image.device))
     return _interpolated(image, size, interpolation)
 

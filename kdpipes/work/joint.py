@@ -126,7 +126,8 @@ class JointTransform:
 
     def apply(self, values: tuple[Any, ...], params: dict[str, Any]) -> tuple[Any, ...]:
         """Return all values after the transform that `params` describe."""
-        size, made = self._fields.size(values), list(values)
+        size = self._fields.size(values)
+        made = list(values)
         for place, (kind, value) in enumerate(zip(self._fields.kinds, values, strict=True)):
             if kind == "image":
                 made[place] = self._transform.apply(value, params)

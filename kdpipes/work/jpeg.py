@@ -44,9 +44,12 @@ def made_smaller(size: tuple[int, int], box: Box, least: tuple[int, int]) -> tup
     """
     factor = next((k for k in _FACTORS if box.height >= k * least[0] and box.width >= k * least[1]), 1)
     width, height = (-(-length // factor) for length in size)
-    top, left = min(round(box.top / factor), height - 1), min(round(box.left / factor), width - 1)
-    bottom, right = round((box.top + box.height) / factor), round((box.left + box.width) / factor)
-    rows, columns = max(min(bottom, height) - top, 1), max(min(right, width) - left, 1)
+    top = min(round(box.top / factor), height - 1)
+    left = min(round(box.left / factor), width - 1)
+    bottom = round((box.top + box.height) / factor)
+    right = round((box.left + box.width) / factor)
+    rows = max(min(bottom, height) - top, 1)
+    columns = max(min(right, width) - left, 1)
     return Box(top, left, rows, columns), factor
 
 
@@ -93,7 +96,8 @@ class _Simplejpeg:
     """A file for the package simplejpeg, which decodes whole images."""
 
     def __init__(self, module: Any, content: bytes) -> None:
-        self._module, self._content = module, content
+        self._module = module
+        self._content = content
         try:
             height, width, colors, _ = module.decode_jpeg_header(content)
         except (ValueError, KeyError) as error:  # KeyError: an unknown subsampling
@@ -133,7 +137,8 @@ class _Turbojpeg:
     """
 
     def __init__(self, library: Any, content: bytes) -> None:
-        self._library, self._content = library, content
+        self._library = library
+        self._content = content
         self._handle = handle = library.tj3Init(_DECOMPRESS)
         if not handle:
             raise MemoryError("There is not enough memory for a JPEG decoder.")
@@ -153,15 +158,20 @@ class _Turbojpeg:
 
     def region(self, box: Box, factor: int = 1) -> NDArray[np.uint8]:
         width, height = self.size
-        width, height, step = -(-width // factor), -(-height // factor), -(-self._step // factor)
+        width = -(-width // factor)
+        height = -(-height // factor)
+        step = -(-self._step // factor)
         # The colors of the outermost column of a region are interpolated from fewer neighbors, so one more column is
         # decoded and cut off. In a region of few columns, they are interpolated in a simpler way.
         left = max(box.left - 1, 0) // step * step
         right = min(max(box.left + box.width + 1, left + 2 * step), width)
-        top, bottom = max(box.top - 1, 0), min(box.top + box.height + 1, height)
+        top = max(box.top - 1, 0)
+        bottom = min(box.top + box.height + 1, height)
         pixels = np.empty((bottom - top, right - left, 3), dtype=np.uint8)
         address = pixels.__array_interface__["data"][0]  # `pixels.ctypes` would take longer
-        library, handle, content = self._library, self._handle, self._content
+        library = self._library
+        handle = self._handle
+        content = self._content
         if (
             (factor > 1 and library.tj3SetScalingFactor(handle, _Scale(1, factor)))
             or library.tj3SetCroppingRegion(handle, _Region(left, top, right - left, bottom - top))
@@ -169,7 +179,8 @@ class _Turbojpeg:
             or library.tj3Decompress8(handle, content, len(content), address, 0, _RGB)
         ):
             raise UnfitError
-        rows, columns = box.top - top, box.left - left
+        rows = box.top - top
+        columns = box.left - left
         return pixels[rows : rows + box.height, columns : columns + box.width]
 
 
@@ -211,7 +222,9 @@ def _turbojpeg_paths() -> list[str]:
 
 
 def _declare(library: Any) -> None:
-    pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+    pointer = ctypes.c_void_p
+    integer = ctypes.c_int
+    size = ctypes.c_size_t
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "tj3Init": (pointer, [integer]),
         "tj3Destroy": (None, [pointer]),
@@ -224,7 +237,8 @@ def _declare(library: Any) -> None:
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
 
 
 @cache

@@ -115,7 +115,8 @@ class Transformer(Step):
             if not is_lists or not views:
                 raise TypeError(must_be("views", "lists of callables, one list for each view", views))
             self._views = [_steps(f"views[{number}]", recipe, self._fields) for number, recipe in enumerate(views)]
-        used, steps = frozenset(self.fields.names), self._all_steps()
+        used = frozenset(self.fields.names)
+        steps = self._all_steps()
         recorded = (step.name for step, has_params in steps if has_params or step.parameters & {"ctx", "rng"})
         self.traits = Traits(
             needs=used,
@@ -152,7 +153,8 @@ class Transformer(Step):
         return Column(collect, *views, what=f"making views of {self._what}")
 
     def _transformed(self, block: Block, column: Column, steps: list[_Call], view: str = "") -> Column:
-        what, is_recorded = self._what, block.is_recording
+        what = self._what
+        is_recorded = block.is_recording
         for step, has_params in steps:
             place = block.claim_name(f"{view}.{step.name}" if view else step.name)
             if has_params:
@@ -276,7 +278,8 @@ def _in_two_steps(step: Callback, place: str, view: str, is_recorded: bool) -> C
     entry = place[len(view) + 1 :] if view else place
 
     def run(sample: Sample, value: Any) -> Any:
-        replayed, made = sample.row.sample_key.replayed, None
+        replayed = sample.row.sample_key.replayed
+        made = None
         params = None if replayed is None else (replayed.get(view, {}) if view else replayed).get(entry)
         is_made = params is None and at_once is not None
         if params is not None:

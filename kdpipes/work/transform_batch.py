@@ -68,7 +68,8 @@ class BatchTransformer(Step):
         self._what = f"applying {called.name!r} to field {field!r}"
 
     def change(self, block: Block) -> None:
-        called, is_recorded = self._function, block.is_recording
+        called = self._function
+        is_recorded = block.is_recording
         place = block.claim_name(called.name)
 
         def run(view: Sample, value: Any) -> Any:

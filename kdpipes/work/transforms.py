@@ -72,9 +72,11 @@ class RandomResizedCrop(Drawn):
         for _ in range(10):
             area = width * height * rng.uniform(*self._scale)
             aspect = math.exp(rng.uniform(math.log(self._ratio[0]), math.log(self._ratio[1])))
-            w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            w = round(math.sqrt(area * aspect))
+            h = round(math.sqrt(area / aspect))
             if 0 < w <= width and 0 < h <= height:
-                top, left = int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1))
+                top = int(rng.integers(height - h + 1))
+                left = int(rng.integers(width - w + 1))
                 return {"top": top, "left": left, "height": h, "width": w}
         w = min(width, max(1, round(height * self._ratio[1])))
         h = min(height, max(1, round(width / self._ratio[0])))
@@ -177,9 +179,11 @@ class Resize(Fixed):
         if isinstance(self._size, tuple):
             return {"height": self._size[0], "width": self._size[1]}
         width, height = size_of(value, "Resize")
-        short, long = self._size, self._size * max(width, height) // min(width, height)
+        short = self._size
+        long = self._size * max(width, height) // min(width, height)
         if self._max_size is not None and long > self._max_size:
-            short, long = max(1, self._max_size * short // long), self._max_size
+            short = max(1, self._max_size * short // long)
+            long = self._max_size
         return {"height": short, "width": long} if height < width else {"height": long, "width": short}
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
@@ -189,7 +193,8 @@ class Resize(Fixed):
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
         """Return a mask (by nearest neighbor), boxes or points, resized like their image of size (width, height)."""
-        height, width = params["height"], params["width"]
+        height = params["height"]
+        width = params["width"]
         if kind == "mask":
             return on_mask(
                 value, lambda mask: like(mask, resized(as_image(mask, "Resize"), (height, width), "nearest"))

@@ -45,7 +45,8 @@ _LEAST = 4  # equal values that are not a coincidence
 
 def _columns(chain: Chain, batch: Any) -> list[tuple[str, Sequence[Any]]]:
     """Return the names and values of the fields of a batch, if the chain still knows which part is which field."""
-    form, selector = form_of(chain.end.pipe), selector_in(chain)
+    form = form_of(chain.end.pipe)
+    selector = selector_in(chain)
     if form is None or selector is None:
         return []
     values, _ = columns_of(batch, form)

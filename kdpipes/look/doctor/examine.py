@@ -84,7 +84,8 @@ class Report:
         decoders = self._decoders_text() if self.decoders else ""
         if self.profile is None:
             return render("report", self.findings, decoders, "", [], [])
-        sentences, changes = [kinds_text(self.profile), self._bound_text()], [str(one) for one in self.advice]
+        sentences = [kinds_text(self.profile), self._bound_text()]
+        changes = [str(one) for one in self.advice]
         shown = render("report", self.findings, decoders, self.profile._repr_html_(), sentences, changes)
         return shown + (self.shuffle._repr_html_() if self.shuffle is not None else "")
 
@@ -239,7 +240,8 @@ class Advice(NamedTuple):
 
 def _gain(profile: Profile, left: float, *, has_workers: bool) -> float:
     """Return the speedup of the loop if only a share `left` of its waiting remains."""
-    wait_s, consumer_s = profile.wait_s * max(left, 0.01), profile.consumer_s
+    wait_s = profile.wait_s * max(left, 0.01)
+    consumer_s = profile.consumer_s
     loop_s = max(wait_s, consumer_s) if has_workers else wait_s + consumer_s
     return profile.loop_s / loop_s if loop_s else 1.0
 
@@ -301,7 +303,8 @@ def advice_for(chain: Chain, profile: Profile, facts: Facts) -> list[Advice]:
 
 
 def _workers(profile: Profile, facts: Facts) -> Iterator[Advice]:
-    now, most = max(profile.num_workers, 1), facts.num_cpus
+    now = max(profile.num_workers, 1)
+    most = facts.num_cpus
     if most > now:
         why = f"there are {most} processors, and {profile.num_workers} workers"
         yield Advice(f"`num_workers={most}`", _gain(profile, now / most, has_workers=True), why)
@@ -345,7 +348,8 @@ def _cache(chain: Chain, profile: Profile, facts: Facts) -> Iterator[Advice]:
     caches = [number for number, (node, _) in enumerate(each) if node.traits.role == "cache"]
     cache = each[caches[-1]][0] if caches else None
     is_limited = cache is None or cache.name == "cache_in_memory"
-    has_decoder, share = any(one.kind == "decoding" for one in profile.pipes), 0.0
+    has_decoder = any(one.kind == "decoding" for one in profile.pipes)
+    share = 0.0
     best: Advice | None = None
     for node, measured in each[caches[-1] + 1 :] if caches else each:
         if node.traits.random or node.traits.role in ("deal", "batch", "device") or node.traits.gives != "samples":

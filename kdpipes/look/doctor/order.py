@@ -91,7 +91,8 @@ def sorted_batches(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     """A chain that augments, and so trains, is not shuffled, although its source is sorted by class."""
     if chain.deal is None or facts.is_undealt or not any(node.traits.random for node in chain):
         return
-    dealer, source = chain.deal.pipe, chain.deal.pipe.source
+    dealer = chain.deal.pipe
+    source = chain.deal.pipe.source
     if not isinstance(source, MapPipe) or dealer.is_shuffled or any(node.name in _MIXING for node in Chain.of(source)):
         return
     size = min(dealer.sizes().get("global_batch_size") or 16, 64)

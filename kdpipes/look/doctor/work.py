@@ -75,7 +75,9 @@ def drawn_apart(chain: Chain, facts: Facts) -> Iterator[Wrong]:
     for node, operation in transforms:
         if "image" not in operation.fields.kinds:
             continue
-        image, known, upstream = operation.field, fields_known(node.pipe), Chain.of(node.pipe)
+        image = operation.field
+        known = fields_known(node.pipe)
+        upstream = Chain.of(node.pipe)
         later = [name for pipe, name in added if pipe not in upstream]  # these fields are made of the moved image
         left_out = {*operation.fields.names, *later}
         apart = [name for name in belonging if name not in left_out and (not known or name in known)]
@@ -208,7 +210,8 @@ def slow_decoder(chain: Chain, facts: Facts) -> Iterator[Wrong]:
         decoder = node.operation
         if not isinstance(decoder, ImageDecoder) or (decoder.backend != "pillow" and facts.fast_decoders):
             continue
-        is_chosen, content = decoder.backend == "pillow", next(contents(node.upstream[0].pipe, decoder.field), b"")
+        is_chosen = decoder.backend == "pillow"
+        content = next(contents(node.upstream[0].pipe, decoder.field), b"")
         content = content.content if isinstance(content, EncodedImage) else content
         if isinstance(content, bytes | bytearray | memoryview) and bytes(content[:3]) == _JPEG:
             install = "`pip install 'kdpipes[fast]'`: of a crop it decodes just the region."
