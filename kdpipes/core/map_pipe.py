@@ -112,7 +112,9 @@ class MapPipe(Pipe, MapChain):
             if (is_sequence(index) and not isinstance(index, tuple)) or bool(getattr(index, "ndim", 0)):
                 return _pick(self, index)
             if isinstance(index, bool) or not hasattr(index, "__index__"):
-                raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index))
+                values = f"`pipe.column({index!r})` returns a field of all samples, `pipe[0][{index!r}]` that of one."
+                hint = values if isinstance(index, str) else ""
+                raise TypeError(must_be("index", "an integer, a slice or a sequence of integers", index, hint))
         size = len(self)
         position = index.__index__()
         if not size:

@@ -111,8 +111,8 @@ class SampleFilterIterDataPipe(StreamPlanPipe):
 def _columns(source: MapPipe, names: Sequence[str]) -> list[NDArray[Any]]:
     """Return fields of all samples, or entries of fields. A field is read once, even for several of its entries."""
     fields = {name: field_of(name, source.field_names() or ()) for name in names if not has_column(source, name)}
-    often = {field for field, number in Counter(fields.values()).items() if field is not None and number > 1}
-    read = {field: source.column(field).tolist() for field in often}
+    numbers = Counter(field for field in fields.values() if field is not None)
+    read = {field: source.column(field).tolist() for field, number in numbers.items() if number > 1}
 
     def column(name: str) -> NDArray[Any]:
         field = fields.get(name)
