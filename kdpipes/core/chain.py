@@ -14,8 +14,8 @@ import torch
 
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.graph import edges_from
-from kdpipes.core.operation import ErrorHandler, Operation
-from kdpipes.core.pipe import Pipe, a_datapipe, operation_of
+from kdpipes.core.operation import ErrorHandler, Operation, operation_of
+from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.randomness import EpochCounter
 from kdpipes.core.registry import Named, pipe_name, short_name
 from kdpipes.core.stock import is_one_to_one, is_replicable, keeps_items_apart, stock_traits
@@ -293,7 +293,7 @@ def _copied_pipe(pipe: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> A
     """Return a copy of one pipe: of a stream, made from the state that it would pickle."""
     if id(pipe) not in copies:
         kind: Any = type(pipe)
-        copies[id(pipe)] = made = kind.__new__(kind)
+        copies[id(pipe)] = made = object.__new__(kind)  # whose attributes follow
         held = vars(pipe)
         if isinstance(pipe, IterDataPipe):
             held = pipe.__getstate__()  # type: ignore[no-untyped-call]

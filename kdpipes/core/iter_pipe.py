@@ -17,7 +17,8 @@ from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import ChainError, check_count
 from kdpipes.core.fingerprint import stock_fingerprint
-from kdpipes.core.pipe import Pipe, finished
+from kdpipes.core.operation import finished
+from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import (
     EpochCounter,
     SampleKey,

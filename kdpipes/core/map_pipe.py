@@ -22,8 +22,9 @@ from kdpipes.core.errors import ChainError, check_count, is_sequence, must_be
 from kdpipes.core.fingerprint import stock_fingerprint
 from kdpipes.core.frozen import Reads
 from kdpipes.core.graph import upstream_of
+from kdpipes.core.operation import finished, operation_of
 from kdpipes.core.order import Order
-from kdpipes.core.pipe import Pipe, finished, gives_samples, operation_of
+from kdpipes.core.pipe import Pipe, gives_samples
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, chooser, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_methods, note_name, pipe_name

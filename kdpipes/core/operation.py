@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from kdpipes.core.errors import reject_field
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.sample import Block, Sample
 from kdpipes.core.traits import UNDECLARED, Traits
+
+MEASURED_ITEMS = "_kdpipes_measured_items"  # an attribute of a pipe that is being profiled: what `items_of` calls
 
 
 class Operation(Fingerprinted):
@@ -50,6 +52,34 @@ class Operation(Fingerprinted):
     def fingerprint(self) -> Any:
         """Return plain data that identifies the operation: by default, its attributes."""
         return {name: value for name, value in vars(self).items() if name != "traits"}
+
+
+class Working:
+    """A pipe that applies an operation to each sample."""
+
+    @property
+    def operation(self) -> Operation:
+        """The operation on each sample."""
+        raise NotImplementedError
+
+
+def operation_of(pipe: Any) -> Operation | None:
+    """Return the operation of a work pipe; None for all other pipes."""
+    return pipe.operation if isinstance(pipe, Working) else None
+
+
+def items_of(pipe: Any, block: Block) -> Sequence[Any]:
+    """Return one item for each sample of a block: the sample, or what `select` makes of it. Profiles measure it."""
+    operation = operation_of(pipe)
+    make: Callable[[Block], Sequence[Any]] = Block.samples if operation is None else operation.items_of
+    measured = vars(pipe).get(MEASURED_ITEMS)
+    items: Sequence[Any] = make(block) if measured is None else measured(make, block)
+    return items
+
+
+def finished(pipe: Any, sample: Sample) -> Any:
+    """Return the item of a sample at the end of a chain: the sample, or what `select` makes of it."""
+    return items_of(pipe, sample.block.only(sample.number))[0]
 
 
 class Step(Operation):

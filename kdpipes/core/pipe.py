@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from kdpipes.core.call_text import CALLED, note_call
@@ -14,15 +13,12 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.frozen import TAG
 from kdpipes.core.graph import edges_from
 from kdpipes.core.on_use import call_slot
-from kdpipes.core.operation import Operation
 from kdpipes.core.registry import argument_check, other_flavour_hint, own_method, pipe_name
-from kdpipes.core.sample import Block, Sample
 from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import is_kdpipes, with_first_values
 
-MEASURED_ITEMS = "_kdpipes_measured_items"  # an attribute of a pipe that is being profiled: what `items_of` calls
 _NOT_ARGUMENTS = (CALLED, TAG, "traits")
 _FUNCTIONS = (  # of kdpipes, that take a chain
     *("Loader", "class_counts", "doctor", "plot_classes", "profile", "replay", "show_batch", "split"),
@@ -172,15 +168,6 @@ class Pipe(Fingerprinted):
                 raise UnknownPipeError(pipe_name(self), name, tuple(type(self).functions), self) from None
 
 
-class WorkPipe(Pipe):
-    """A pipe that applies an operation to each sample."""
-
-    @property
-    def operation(self) -> Operation:
-        """The operation on each sample."""
-        raise NotImplementedError
-
-
 @runtime_checkable
 class _Preparing(Protocol):
     def prepare_for_workers(self) -> None: ...
@@ -194,25 +181,6 @@ class _Ending(Protocol):
 @runtime_checkable
 class _Counting(Protocol):
     def counters(self) -> dict[str, int]: ...
-
-
-def operation_of(pipe: Any) -> Operation | None:
-    """Return the operation of a work pipe; None for all other pipes."""
-    return pipe.operation if isinstance(pipe, WorkPipe) else None
-
-
-def items_of(pipe: Any, block: Block) -> Sequence[Any]:
-    """Return one item for each sample of a block: the sample, or what `select` makes of it. Profiles measure it."""
-    operation = operation_of(pipe)
-    make: Callable[[Block], Sequence[Any]] = Block.samples if operation is None else operation.items_of
-    measured = vars(pipe).get(MEASURED_ITEMS)
-    items: Sequence[Any] = make(block) if measured is None else measured(make, block)
-    return items
-
-
-def finished(pipe: Any, sample: Sample) -> Any:
-    """Return the item of a sample at the end of a chain: the sample, or what `select` makes of it."""
-    return items_of(pipe, sample.block.only(sample.number))[0]
 
 
 def prepare_for_workers(pipe: Any) -> None:

@@ -15,9 +15,9 @@ from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.errors import ChainError, add_note, must_be
 from kdpipes.core.iter_pipe import IterPipe, samples_of, tolerance
 from kdpipes.core.map_pipe import MapPipe, blocks_of, has_column, is_key
-from kdpipes.core.operation import Operation
+from kdpipes.core.operation import Operation, Working
 from kdpipes.core.order import Order
-from kdpipes.core.pipe import WorkPipe, class_names_of, fields_of, gives_samples
+from kdpipes.core.pipe import Pipe, class_names_of, fields_of, gives_samples
 from kdpipes.core.registry import Named, register, reject_taken
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
@@ -26,7 +26,7 @@ from kdpipes.core.traits import UNDECLARED, Traits
 _FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes passes
 
 
-class SampleMapper(Named, WorkPipe):
+class SampleMapper(Named, Working, Pipe):
     """The base class of work pipes of both flavours: the operation, and what is known before a sample is read."""
 
     source: Any

@@ -14,8 +14,8 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, must_be, without_notes
 from kdpipes.core.map_pipe import MapPipe, blocks_at
 from kdpipes.core.messages import warn
+from kdpipes.core.operation import finished
 from kdpipes.core.order import Order
-from kdpipes.core.pipe import finished
 from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Block, Rows, Sample

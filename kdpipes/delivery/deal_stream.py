@@ -17,8 +17,8 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, check_count, must_be
 from kdpipes.core.iter_pipe import IterPipe, Tolerance, samples_of, seed_streams, with_tolerance
 from kdpipes.core.messages import counted, warn
-from kdpipes.core.operation import Operation, Step
-from kdpipes.core.pipe import Pipe, finished
+from kdpipes.core.operation import Operation, Step, finished
+from kdpipes.core.pipe import Pipe
 from kdpipes.core.randomness import SampleKey, hash_key, with_stream_keys
 from kdpipes.core.registry import functional_pipe, pipe_name
 from kdpipes.core.sample import Block, Sample, stack

@@ -18,7 +18,8 @@ from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, Streaming, seed_streams
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.on_use import call_slot
-from kdpipes.core.pipe import Pipe, form_of, items_of
+from kdpipes.core.operation import items_of
+from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import RowKey, SampleKey, using_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Block, Sample

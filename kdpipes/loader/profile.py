@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from kdpipes.core.chain import Chain
 from kdpipes.core.iter_pipe import IterPipe, Streaming
 from kdpipes.core.map_pipe import MEASURED_ROWS, MapPipe, read_rows
-from kdpipes.core.pipe import MEASURED_ITEMS
+from kdpipes.core.operation import MEASURED_ITEMS
 from kdpipes.core.processes import ForkLock
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import MapDataPipe, ShardingFilter

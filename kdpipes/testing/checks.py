@@ -23,7 +23,8 @@ from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import add_note, must_be
 from kdpipes.core.map_pipe import MapPipe, redrawing_name
-from kdpipes.core.pipe import Pipe, operation_of
+from kdpipes.core.operation import operation_of
+from kdpipes.core.pipe import Pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.stock import Seeded
 from kdpipes.core.torch_pipes import IterableWrapper, IterDataPipe, MapDataPipe

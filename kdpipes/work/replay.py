@@ -13,7 +13,7 @@ from kdpipes.core.errors import ChainError, DataError, closest, must_be
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, seed_streams
 from kdpipes.core.map_pipe import MapPipe, redrawing_name
-from kdpipes.core.pipe import finished
+from kdpipes.core.operation import finished
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
 from kdpipes.core.sample import Sample

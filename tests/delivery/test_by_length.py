@@ -286,7 +286,7 @@ def test_a_state_of_other_lengths_does_not_fit() -> None:
     with kdp.Loader(batches(LENGTHS)) as loader:
         next(iter(loader))
         state = loader.state_dict()
-    with kdp.Loader(batches(LENGTHS[::-1])) as other, pytest.raises(ValueError, match="of `deal` have changed"):
+    with kdp.Loader(batches(LENGTHS[::-1])) as other, pytest.raises(ValueError, match="of `Texts` have changed"):
         other.load_state_dict(state)
 
 
