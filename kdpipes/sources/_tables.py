@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from kdpipes.core.errors import DataError, must_be
+from kdpipes.core.messages import counted, warn
+from kdpipes.sources.image_folder import counts_of, shown_names
 from kdpipes.storage.files import list_files, matching_urls, naming, read_url
 from kdpipes.storage.urls import expand_urls, is_local, join_url, path_of, split_chain
 
@@ -112,10 +114,11 @@ def class_names_of(rows: Any, column: str) -> tuple[str, ...] | None:
     return tuple(map(str, names)) if isinstance(names, list) else None
 
 
-def files_of(table: Any, *, sep: str | None) -> list[str]:
+def files_of(table: Any, *, sep: str | None, names_files: bool) -> list[str]:
     """Return the paths or URLs of a table's files: those of globs, brace ranges and folders in sorted order.
 
-    Return an empty list for a table in memory.
+    Return an empty list for a table in memory. A warning counts and names the other files of a folder, except if
+    `names_files`: its rows may name them.
 
     Raises:
         FileNotFoundError: No file matches.
@@ -128,7 +131,7 @@ def files_of(table: Any, *, sep: str | None) -> list[str]:
     files: list[str] = []
     for url in urls:
         is_folder = url != "" and Path(url).is_dir() if is_local(url) else url.endswith("/")
-        files += _in_folder(url) if is_folder else [url]
+        files += _in_folder(url, names_files=names_files) if is_folder else [url]
     strange = next((file for file in files if _suffix(file) not in _SUFFIXES and sep is None), None)
     if strange is not None:
         hint = "For files of text with other names, pass the delimiter: `sep=`. For a remote folder, add a `/`."
@@ -136,15 +139,24 @@ def files_of(table: Any, *, sep: str | None) -> list[str]:
     return files
 
 
-def _in_folder(url: str) -> list[str]:
+def _in_folder(url: str, *, names_files: bool) -> list[str]:
     suffixes = [f"{suffix}{packed}" for suffix in _SUFFIXES for packed in ("", *_PACKED)]
-    names = [name for name in list_files(url, suffixes) if not name.rpartition("/")[2].startswith("_")]
+    # Files like "_SUCCESS" belong to the programs that write tables.
+    files = [name for name in list_files(url, ("",)) if not name.rpartition("/")[2].startswith("_")]
+    names = [name for name in files if name.lower().endswith(tuple(suffixes))]
     if not names:
         raise FileNotFoundError(f"No file in {url!r} ends in {', '.join(_SUFFIXES)}. Pass the path of a table.")
     kinds = sorted(set(map(_suffix, names)))
     if len(kinds) > 1:
         hint = f"Choose: {join_url(url, f'*{kinds[0]}')!r}."
         raise ValueError(must_be("table", f"a folder of files of one kind, not {' and '.join(kinds)}", url, hint))
+    others = sorted({*files}.difference(names))
+    if others and not names_files:
+        warn(
+            f"In {url!r}, `from_table` leaves out {counted(len(others), 'file')} without the suffix of a table"
+            f"{counts_of(others)}: {shown_names(others)}. Rename tables among them, or name the files to read: "
+            f"{join_url(url, f'*{kinds[0]}')!r}."
+        )
     return [join_url(url, name) for name in names]
 
 

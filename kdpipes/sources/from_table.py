@@ -111,7 +111,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
         template = _template_of(path)
         texts = {name for name in (label, key, path, *(name for _, name in template)) if name is not None}
         with using(Access(storage_options=storage_options)):
-            files = files_of(table, sep=sep)
+            files = files_of(table, sep=sep, names_files=path is not None)
             rows = read_files(files, texts=texts, header=header, sep=sep) if files else as_arrow(table)
         template = [] if path in rows.column_names else template
         kept = list(rows.column_names if columns is None else columns)

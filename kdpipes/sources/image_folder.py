@@ -171,7 +171,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
     if not paths:
         raise DataError(
             f"There are no images in {root!r}: no file has the suffix of an image, like .jpg or .png"
-            f"{_counts_of(files)}. Pass a folder with one folder of images per class."
+            f"{counts_of(files)}. Pass a folder with one folder of images per class."
         )
     loose = next((path for path in paths if "/" not in path), None)
     if loose is not None:
@@ -217,10 +217,10 @@ def _warn_of_rest(root: str, files: Sequence[str], folders: set[str]) -> None:
     parts = []
     if inside:
         parts.append(
-            f"{counted(len(inside), 'file')} without the suffix of an image{_counts_of(inside)}: {_shown(inside)}"
+            f"{counted(len(inside), 'file')} without the suffix of an image{counts_of(inside)}: {shown_names(inside)}"
         )
     if folders:
-        parts.append(f"{counted(len(folders), 'folder')} without images: {_shown(sorted(folders))}")
+        parts.append(f"{counted(len(folders), 'folder')} without images: {shown_names(sorted(folders))}")
     if parts:
         hint = "Pass `class_names=` to number empty classes as well."
         if inside:
@@ -230,12 +230,13 @@ def _warn_of_rest(root: str, files: Sequence[str], folders: set[str]) -> None:
         warn(f"In {root!r}, `image_folder` leaves out {'; and '.join(parts)}. {hint}")
 
 
-def _counts_of(files: Sequence[str]) -> str:
+def counts_of(files: Sequence[str]) -> str:
     """Return how many files there are of the most frequent suffixes: " (2 .txt, 1 without a suffix)"."""
     counts = Counter(PurePosixPath(path).suffix.lower() or "without a suffix" for path in files)
     shown = ", ".join(f"{number} {suffix}" for suffix, number in counts.most_common(_NUM_NAMED))
     return f" ({shown})" if shown else ""
 
 
-def _shown(names: Sequence[str]) -> str:
+def shown_names(names: Sequence[str]) -> str:
+    """Return the first names as text, and dots if there are more."""
     return ", ".join(map(repr, names[:_NUM_NAMED])) + (", ..." if len(names) > _NUM_NAMED else "")

@@ -257,6 +257,12 @@ def test_missing_files_and_mixed_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"No file in '.*' ends in \.parquet"):
         kdp.from_table(tmp_path)
     write(tmp_path / "a.csv", "a\n1\n")
+    write(tmp_path / "_SUCCESS", "")
+    for name in ("b.csv.xz", "c.tmp"):
+        write(tmp_path / name, "")
+    text = r"leaves out 2 files without the suffix of a table \(1 \.xz, 1 \.tmp\): 'b\.csv\.xz', 'c\.tmp'\. .*\*\.csv"
+    with pytest.warns(UserWarning, match=text):
+        kdp.from_table(tmp_path)
     write(tmp_path / "b.jsonl", '{"a": 1}\n')
     with pytest.raises(ValueError, match=r"files of one kind, not \.csv and \.jsonl, .*Choose: '.*/\*\.csv'"):
         kdp.from_table(tmp_path)
