@@ -33,16 +33,16 @@ def enter(record: Record, sample: Sample, what: str) -> tuple[Any, str]:
 def test_what_goes_on_is_told_and_nothing_in_between(file: int) -> None:
     record = Record(file)
     one, other = Sample({}, key="a"), Sample({}, key="longer/b")
-    assert read_record(file) == ("", "")
+    assert read_record(file) == ("", (), "")
     for sample in (one, other, one):
         outside = enter(record, sample, "caching field 'x'")
-        assert read_record(file) == (sample.key, f"caching field 'x' of sample {sample.key!r}")
+        assert read_record(file) == (sample.key, (0,), f"caching field 'x' of sample {sample.key!r}")
         inside = enter(record, sample, "loading 'x'")
-        assert read_record(file) == (sample.key, f"loading 'x' of sample {sample.key!r}")
+        assert read_record(file) == (sample.key, (0,), f"loading 'x' of sample {sample.key!r}")
         record.leave(inside)
-        assert read_record(file)[1].startswith("caching")
+        assert read_record(file)[2].startswith("caching")
         record.leave(outside)
-        assert read_record(file) == ("", "")
+        assert read_record(file) == ("", (), "")
 
 
 def test_a_sample_inside_of_another_is_told_apart(file: int) -> None:
@@ -52,14 +52,14 @@ def test_a_sample_inside_of_another_is_told_apart(file: int) -> None:
     before = enter(record, inner, "loading")
     assert read_record(file)[0] == "inner"
     record.leave(before)
-    assert read_record(file) == ("outer", "mixing of sample 'outer'")
+    assert read_record(file) == ("outer", (0,), "mixing of sample 'outer'")
 
 
 @pytest.mark.parametrize("key", ["", "\udcff", "k" * 10_000, "\N{SNOWMAN}" * 2_000])
 def test_any_key_is_told_as_far_as_there_is_room(file: int, key: str) -> None:
     record = Record(file)
     enter(record, Sample({}, key=key), "loading")
-    told, doing = read_record(file)
+    told, _, doing = read_record(file)
     assert key.encode(errors="replace").startswith(told.rstrip("\ufffd").encode())
     assert doing.startswith("loading of sample")
 
@@ -76,7 +76,9 @@ def test_no_sample_is_blamed_for_what_another_did(file: int) -> None:
     record._memory = Memory()
     for key, what in [("a", "loading"), ("b", "decoding"), ("a", "decoding"), ("b", "loading")]:
         record.leave(enter(record, Sample({}, key=key), what))
-    assert seen == {("", "")} | {(key, f"{what} of sample {key!r}") for key in "ab" for what in ("loading", "decoding")}
+    assert seen == {("", (), "")} | {
+        (key, (0,), f"{what} of sample {key!r}") for key in "ab" for what in ("loading", "decoding")
+    }
 
 
 def test_a_key_that_fails_fails_for_its_own_sample_alone(file: int) -> None:
@@ -89,7 +91,7 @@ def test_a_key_that_fails_fails_for_its_own_sample_alone(file: int) -> None:
     before = enter(record, Sample({}, key="good"), "loading")
     assert read_record(file)[0] == "good"
     record.leave(before)
-    assert read_record(file) == ("", "")
+    assert read_record(file) == ("", (), "")
 
 
 def test_threads_of_a_load_do_not_fail_by_each_others_notes(file: int) -> None:

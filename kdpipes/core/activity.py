@@ -12,7 +12,7 @@ _NOTHING = slice(_WHAT, _WHAT + _LENGTH), bytes(_LENGTH)
 
 
 class Record:
-    """The key of the current sample and the current activity, as two texts in memory shared with another process.
+    """The current sample, by position and key, and the current activity, as texts in memory shared with a process.
 
     A record is updated for each field that is loaded, so it must be fast: activities are few and encoded once, and the
     key is written only when another sample begins.
@@ -29,7 +29,9 @@ class Record:
         """Record the start of work on a sample."""
         row = sample.row
         if row is not self._row:
-            name = row.name = row.name or _encoded(sample.key)
+            # The position comes first, because a long key is truncated.
+            position = " ".join(map(str, (*sample.block.route, sample.position)))
+            name = row.name = row.name or _encoded(f"{position}\0{sample.key}")
             self._memory[_WHAT : _WHAT + _LENGTH] = _NOTHING[1]  # the old activity does not belong to the new sample
             self._memory[: len(name)] = name
             self._row = row
@@ -61,15 +63,16 @@ def _encoded(text: str) -> bytes:
 current: Record | None = None  # the record of this process; None if no other process reads it
 
 
-def read_record(file: int) -> tuple[str, str]:
-    """Return the key of the sample that a process was working on, and a description of the work; empty if none.
+def read_record(file: int) -> tuple[str, tuple[int, ...], str]:
+    """Return the key and `position_of` of the sample that a process was working on, and a description of the work.
 
-    A text may be incomplete if the process was killed while it was writing.
+    All are empty if there was none. A text may be incomplete if the process was killed while it was writing.
     """
     with mmap.mmap(file, _SIZE) as memory:
-        key = _read(memory, 0)
+        name = _read(memory, 0)
         what = _read(memory, _WHAT)
-    return (key, f"{what} of sample {key!r}") if what else ("", "")
+    position, _, key = name.partition("\0")
+    return (key, tuple(map(int, position.split())), f"{what} of sample {key!r}") if what else ("", (), "")
 
 
 def _read(memory: mmap.mmap, place: int) -> str:

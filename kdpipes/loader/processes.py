@@ -25,6 +25,7 @@ from kdpipes.core.activity import read_record
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import WorkerError, add_note
 from kdpipes.core.messages import logger
+from kdpipes.core.operation import entry_name
 from kdpipes.core.processes import ForkLock, at_fork, forget_after_fork, interrupts_blocked, uninterrupted
 from kdpipes.core.shared import Shared, sharing
 from kdpipes.delivery.clock import Position
@@ -313,7 +314,7 @@ class ProcessWorker(Worker):
             except (BrokenPipeError, ProcessLookupError):  # it died before it had read the chain
                 self._counters.num_deaths += 1
                 self._deaths.append("starting")
-                self._judge("", "starting", "A worker process died during start-up, before it had read its chain.")
+                self._judge("", (), "starting", "A worker process died during start-up, before it had read its chain.")
 
     @contextlib.contextmanager
     def _opening_files(self) -> Iterator[None]:
@@ -439,40 +440,45 @@ class ProcessWorker(Worker):
         """Replace a worker that has died, or raise an error that describes its death."""
         code = worker.status()
         key = ""
+        position: tuple[int, ...] = ()
         doing = "starting"
         if worker.record is not None:
-            key, doing = read_record(worker.record.number)
+            key, position, doing = read_record(worker.record.number)
             doing = doing or f"making batch {self._position.number} or later"
         death = f"Worker process {worker.process.pid} {cause or _cause(code)}, while {doing}."
         self._counters.num_deaths += 1
-        self._deaths.append(doing)
+        work = entry_name(doing, position)  # samples may have equal keys
+        self._deaths.append(work)
         has_begun = worker.record is not None
         with uninterrupted():
             self._worker = None
             self._pool.workers.remove(worker)
             worker.close()  # batches that have arrived keep their arenas
         # Ctrl-C may end a process of the fork server with status 1 before the process can ignore it.
-        is_final = self._context.get_start_method() != "forkserver" or self._deaths.count(doing) > 1
+        is_final = self._context.get_start_method() != "forkserver" or self._deaths.count(work) > 1
         if code == _NO_GUARD:
             raise WorkerError(_GUARD)
         if not has_begun and code is not None and code >= 0 and is_final:
             raise WorkerError(f"{death} See its output for the cause.")
-        self._judge(key, doing, death)
+        self._judge(key, position, work, death)
         _log.warning("%s Another one takes its place.", death)
         self._start()
         self._assignment = replace(self._assignment, position=self._position, banned=self._counters.banned)
         self._send_assignment()
 
-    def _judge(self, key: str, doing: str, death: str) -> None:
+    def _judge(self, key: str, position: tuple[int, ...], work: str, death: str) -> None:
         """Raise, or let `on_error` leave a sample out, if too many workers have died."""
         pool = self._pool
-        num_same = self._deaths.count(doing)
+        num_same = self._deaths.count(work)
         is_known = num_same >= pool.num_deaths
         if not pool.is_restarted:
             raise WorkerError(f"{death} {_ADVICE}")
-        if is_known and pool.handler is not None and key and key not in self._counters.banned:
-            self._counters.banned[key] = death
-            pool.handler.write_down(key, death)
+        if not isinstance(Chain.of(pool.payload.open()).resumable_deal(), DealerMapDataPipe):
+            position = ()  # which may be another one in the next epoch of a stream
+        name = entry_name(key, position)
+        if is_known and pool.handler is not None and key and name not in self._counters.banned:
+            self._counters.banned[name] = death
+            pool.handler.write_down(key, death, position=position)
             self._deaths.clear()
         elif is_known:
             raise WorkerError(

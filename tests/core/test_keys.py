@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +112,21 @@ def test_quarantine_tells_equal_keys_apart(source: Any, num_workers: int, tmp_pa
     assert [v for (v,) in without(7, pipe, path)] == [1, 2], "the entry stays"
     path.write_text(json.dumps({"key": two_tables()[1].key, "error": "by hand"}) + "\n")
     assert [v for (v,) in without(7, pipe, path)] == {"tables with numbered rows": [2]}.get(source, [0, 1, 2])
+
+
+def die_at_zero(sample: Any) -> int:
+    if sample["y"] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return int(sample["y"])
+
+
+@pytest.mark.parametrize("source", DOUBLES)
+def test_the_twin_of_a_deadly_sample_is_delivered(source: str, tmp_path: Path) -> None:
+    pipe = DOUBLES[source]().add_field("v", die_at_zero).on_error("quarantine", path=tmp_path / "q", max_share=1.0)
+    service = kdp.ProcessReadingService(1, num_deaths=1)
+    for _ in range(2):
+        with kdp.Loader(pipe.select("v", bare=True).deal(batch_size=1), reading_service=service) as loader:
+            assert [v for (v,) in loader] == [1, 2]
 
 
 @pytest.mark.parametrize("source", DOUBLES)
