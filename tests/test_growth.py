@@ -125,7 +125,7 @@ def test_batches_of_an_endless_stream_leave_nothing(stream_urls: list[str]) -> N
     service = kdp.ThreadReadingService(2)
     with kdp.Loader(stream.deal(batch_size=4, split="samples"), reading_service=service) as loader:
         batches = iter(loader)
-        with mock.patch("kdpipes.loader.receipt._BLOCK", 20), mock.patch("kdpipes.loader.receipt._MAX_KEPT", 40):
+        with mock.patch("kdpipes.loader.receipt._MOST_PARTS", 20), mock.patch("kdpipes.loader.receipt._MAX_KEPT", 40):
             assert growth(lambda: next(batches), 300, 1200) < 2 * SOME
         assert loader.stats()["skipped_shards"] == 1  # each pass gives up the same shard
 

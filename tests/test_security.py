@@ -166,7 +166,7 @@ GUARANTEES = {  # by file: the beginning of each event on the page on reliabilit
 }
 READS_PICKLES = {  # of users' own chains and callables, and what their processes send each other
     *("callback.py", "dataloader2.py", "jobs.py", "shared.py", "buffers.py", "channel.py", "processes.py", "images.py"),
-    *("worker_main.py", "checks.py", "stores.py"),
+    *("checks.py", "stores.py"),
     "codec.py",  # with `allow_pickle=True` alone
 }
 RUNS_CODE = {"_chain_of.py", "folder_watcher.py"}  # the file of the user; itself

@@ -117,7 +117,7 @@ def _joined(
 
 def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
     """Yield what `read` returns of each shard; threads read ahead."""
-    return in_parallel(read, urls, _NUM_THREADS_LOCAL if all(map(is_local, urls)) else _NUM_THREADS)
+    return in_parallel(read, urls, _NUM_THREADS_LOCAL if all(map(is_local, urls)) else _NUM_THREADS, waits=False)
 
 
 def _found_or_made(

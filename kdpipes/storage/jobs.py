@@ -98,11 +98,13 @@ def in_parallel(
     items: Iterable[Job],
     num_threads: int,
     stop: Callable[[], object] | None = None,
+    *,
+    waits: bool = True,
 ) -> Iterator[Result]:
     """Yield the result of `action` for each item, in order, from threads that work a little ahead.
 
     The threads reach storage as the caller does, and do not delay the end of the process. After an error, no thread
-    begins another item. With `stop`, that is called then, and the error is raised once all threads are idle.
+    begins another item, and `stop` is called. With `waits`, the error is raised once all threads are idle.
     """
     threads = Threads(num_threads, "kdpipes-jobs")
     rest = iter(items)
@@ -122,6 +124,7 @@ def in_parallel(
             future.cancel()
         if stop is not None:
             stop()
+        if waits:
             wait(pending)
         raise
 

@@ -41,6 +41,8 @@ def adapted(transform: Any, param: str = "transform", fields: Fields | None = No
         _check_albumentations(transform, param, fields)
         return AlbumentationsAdapter(transform, fields)
     if _has_base(transform, "torchvision.transforms.v2", "Transform") and type(transform).__name__ != "Lambda":
+        if fields is not None:
+            fields.check_image(param, transform)
         return TorchvisionAdapter(transform, fields)
     return transform
 

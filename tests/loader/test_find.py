@@ -290,7 +290,6 @@ PLANS: dict[str, Callable[[], Any]] = {
         shuffle=True, batching=kdp.by_length("length", max_tokens=9), uneven="pad"
     ),
     "continued": lambda: told_by_key(birds()).deal(batch_size=3, shuffle=True, num_batches=2),
-    "users' own source": lambda: told_by_key(kdp.from_dataset(NUMBERS).map_classes({0: "a", 1: "b", 2: "c"})).deal(2),
 }
 
 
