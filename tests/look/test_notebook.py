@@ -115,7 +115,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def test_a_chain_is_drawn_and_a_stock_pipe_is_left_alone(kernel: Kernel, photo_folder: Path) -> None:
     started = kernel.run(f"import kdpipes as kdp\nphotos = kdp.image_folder({str(photo_folder)!r})")
     assert started["text"] == started["error"] == ""
-    drawn = kernel.run("photos.filter_classes(valid=['cat'])")
+    drawn = kernel.run("len(photos)\nphotos.filter_classes(valid=['cat'])")
     assert "<b>filter_classes</b>(valid=[&#39;cat&#39;])" in drawn["html"]
     assert "160 samples" in drawn["html"]
     assert "40 samples" in drawn["html"]
