@@ -20,11 +20,6 @@ BODIES: list[Any] = [
     lambda storage: storage.cat_ranges(["a.bin"], [0], [200], on_error="raise")[0],
 ]
 
-WORKERS: list[dict[str, Any]] = [
-    {"num_workers": 0},
-    {"num_workers": 2, "start_method": "fork"},
-]
-
 
 @pytest.fixture(params=["local", "memory"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:

@@ -114,7 +114,7 @@ def replay(
 def find(
     chain: str,
     *,
-    epoch: int = 0,
+    epoch: int | None = None,
     num_epochs: int = 1,
     batch: int | None = None,
     step: int | None = None,
@@ -128,7 +128,7 @@ def find(
     file.py:name, a pipe or a function that makes it. The module is run.
 
     Args:
-        epoch: First epoch to look at.
+        epoch: First epoch to look at.  [default: that of the state, or 0]
         num_epochs: Number of epochs to look at.
         batch: Number of the batch in the epoch.
         step: Number of the batch since the start of the run.
@@ -149,8 +149,8 @@ def find(
     from kdpipes.loader.find import find
 
     loaded = None if state is None else json.loads(Path(state).read_text(encoding="utf-8"))
-    asked = (batch, step, key, state)
-    epochs = None if step is not None or asked == (None, None, None, state) else range(epoch, epoch + num_epochs)
+    is_default = epoch is None and num_epochs == 1
+    epochs = None if is_default else range(epoch or 0, (epoch or 0) + num_epochs)
     found = find(chain_of(chain), loaded, batch, epoch=epochs, step=step, key=key, num_ranks=num_ranks)
     samples = [sample._asdict() for sample in found.samples]
     return Answer({"samples": samples}, str(found))

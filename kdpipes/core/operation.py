@@ -57,10 +57,12 @@ class Operation(Fingerprinted):
 class Working:
     """A pipe that applies an operation to each sample."""
 
+    _operation: Operation
+
     @property
     def operation(self) -> Operation:
         """The operation on each sample."""
-        raise NotImplementedError
+        return self._operation
 
 
 def operation_of(pipe: Any) -> Operation | None:

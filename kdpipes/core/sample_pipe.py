@@ -30,7 +30,6 @@ class SampleMapper(Named, Working, Pipe):
     """The base class of work pipes of both flavours: the operation, and what is known before a sample is read."""
 
     source: Any
-    _operation: Operation
 
     def _configure(self, source_datapipe: Any, operation: Operation, name: str) -> None:
         self.source = gives_samples(source_datapipe, name)
@@ -40,10 +39,6 @@ class SampleMapper(Named, Working, Pipe):
         known = fields_of(self.source)
         if known is not None:
             operation.check(known)
-
-    @property
-    def operation(self) -> Operation:
-        return self._operation
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]

@@ -153,7 +153,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                     with planning(planned):
                         self.source.prefetch(Order.of_next(epoch.positions(later)))
             ordinals = epoch.ordinals(batch)
-            rows = self._rows(run.start.epoch, planned, epoch.positions(batch), ordinals, epoch.num_samples)
+            rows = self.rows(run.start.epoch, planned, epoch.positions(batch), ordinals, epoch.num_samples)
             make = partial(self._items, run, rows, batch, block_size)
             if run.skipper is None and len(ordinals) >= _FEW:
                 make = partial(try_unseeded, make)  # it may make the items twice, so none of them may be skipped
@@ -169,7 +169,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         # Values stay in memory until all functions that may read them were called.
         return _FEW_AT_ONCE if any(traits.reads is None for traits in functions) else sys.maxsize
 
-    def _rows(self, epoch: int, planned: int, positions: NDArray[Any], ordinals: Sequence[int], size: int) -> Rows:
+    def rows(self, epoch: int, planned: int, positions: NDArray[Any], ordinals: Sequence[int], size: int) -> Rows:
         """Return the rows of a batch. Ordinals from `size` on are padding."""
 
         @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, is_sequence, must_be
 from kdpipes.core.map_pipe import MapPipe, blocks_at
-from kdpipes.core.randomness import SampleKey, planning
-from kdpipes.core.sample import Block, Rows, Sample
+from kdpipes.core.randomness import planning
+from kdpipes.core.sample import Block, Sample
 from kdpipes.delivery.layout import Ranks
 from kdpipes.delivery.state import check_state
 from kdpipes.loader.loader import Loader
@@ -131,17 +131,15 @@ class Found:
                 if not batches:
                     raise _absent(epoch, self._number)
             for numbers, ordinals, positions in plan.parts(batches, _AT_ONCE):
-                keys = [SampleKey()] * len(positions)
-                rows = Rows(positions, partial(list, keys), dealer.plan_of(epoch), range(len(positions)))
+                # With the keys of delivery, because a label may be drawn at random.
+                rows = dealer.rows(epoch, dealer.plan_of(epoch), positions, ordinals.tolist(), plan.num_samples)
                 with planning(rows.planned):
                     if self.key is not None:
                         blocks = blocks_at(dealer.source, rows)
                         rows = rows.part(sorted(place for block in blocks for place in known.places(block, self.key)))
                     for block in blocks_at(dealer.source, rows) if len(rows) else ():
                         for number, place in enumerate(block.places):
-                            ordinal, sample = int(ordinals[place]), block.sample(number)
-                            is_padding = ordinal >= plan.num_samples
-                            yield _found(sample, epoch, int(numbers[place]), rank, ordinal, is_padding)
+                            yield _found(block.sample(number), int(numbers[place]), rank)
 
     def _read(self, dealer: Any, epoch: int) -> Iterator[FoundSample]:
         """Yield the samples of an epoch of a stream, which must be read up to them; only of this process's rank."""
@@ -149,7 +147,7 @@ class Found:
         for number, samples in dealer.whole_batches(epoch):
             for sample in samples:
                 if self._number in (None, number) and self.key in (None, sample.key):
-                    yield _found(sample, epoch, number, rank, sample.ordinal, sample.draw.is_padding)
+                    yield _found(sample, number, rank)
             if number == self._number:
                 return
         if self._number is not None:
@@ -169,7 +167,8 @@ def find(
     """Say which samples a batch of a run had, or which batches had a sample, and make a batch again.
 
     An epoch is a function of the chain, the seed and the epoch's number, so nothing needs to have been recorded during
-    the run. Indexed chains are not read, except for labels. A stream is read up to the batch.
+    the run. Of an indexed chain, only field `y` of the samples is loaded. A stream is read up to the batch, and only
+    the samples of this process's rank are returned.
 
     Args:
         source_datapipe: The chain of the loader, as it was in the run.
@@ -178,7 +177,7 @@ def find(
         batch: The number of the batch in the epoch, from 0.
         epoch: The number of the epoch, from 0; or several, such as `range(10)`.
         step: The number of the batch since the start of the run, in place of `batch` and `epoch`.
-        key: The key of a sample: only samples with this key are returned.
+        key: The key of a sample, a text: only samples with this key are returned.
         num_ranks: The number of ranks; by default, that of `state`, or the current one.
 
     Returns:
@@ -210,6 +209,8 @@ def find(
         raise ValueError("`find` needs a batch or the key of a sample: pass `batch=`, `step=`, `state` or `key=`.")
     if step is not None and (batch, epoch) != (None, None):
         raise ValueError("`step` counts batches from the start of the run: pass neither `batch` nor `epoch`.")
+    if key is not None and not isinstance(key, str):
+        raise TypeError(must_be("key", "the key of a sample, a text", key))
     dealer = _dealer_of(source_datapipe)
     if state is not None:
         check_state(state, Chain.of(source_datapipe).fingerprints())
@@ -226,7 +227,7 @@ def find(
 
 
 def _dealer_of(chain: Any) -> Any:
-    """Return the `deal` whose n-th batch is the n-th item of a chain."""
+    """Return the `deal` that numbers the batches of a chain."""
     dealer = Chain.of(chain).resumable_deal()
     if dealer is None:
         raise ChainError("`find` needs a chain with `.deal(...)`, and after it only pipes that hold no batches back.")
@@ -250,10 +251,11 @@ class _Known(dict[tuple[int, ...], NDArray[np.int8]]):
         return [block.places[number] for number in np.flatnonzero(known[positions] == 2).tolist()]
 
 
-def _found(sample: Sample, epoch: int, batch: int, rank: int, ordinal: int, is_padding: bool) -> FoundSample:
+def _found(sample: Sample, batch: int, rank: int) -> FoundSample:
+    draw = sample.draw
     label = sample.get("y")
     label = label.item() if isinstance(label, np.generic) else label
-    return FoundSample(epoch, batch, rank, ordinal, sample.position, sample.key, label, is_padding)
+    return FoundSample(draw.epoch, batch, rank, draw.position, sample.position, sample.key, label, draw.is_padding)
 
 
 def _absent(epoch: int, batch: int) -> IndexError:

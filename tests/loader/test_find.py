@@ -247,18 +247,12 @@ def test_a_number_behind_the_last_batch_is_an_error(name: str) -> None:
                 kdp.find(chain, {**state, "epoch": epoch}, number).load()
 
 
-def test_a_batch_that_was_left_out_is_an_error() -> None:
+@pytest.mark.parametrize("kind", ["left out", "filtered out"])
+def test_a_batch_without_samples_is_an_error(kind: str) -> None:
     items = [(1, 0), (2, 0), (0, 0), (0, 0), (3, 0), (4, 0)]
     chain = kdp.from_dataset(items).transform("x", lambda x: 1 / x).on_error("skip").select("x").deal(batch_size=2)
-    with kdp.Loader(chain) as loader:
-        state, batches = loader.state_dict(), list(loader)
-    assert kdp.find(chain, state, 2).load() == batches[1]
-    with pytest.raises(IndexError):
-        kdp.find(chain, state, 1).load()
-
-
-def test_a_batch_that_is_filtered_out_is_an_error() -> None:
-    chain = kdp.from_dataset(NUMBERS).select("x").deal(batch_size=2).filter(lambda batch: batch[0][0] != 2)
+    if kind == "filtered out":
+        chain = kdp.from_dataset(NUMBERS).select("x").deal(batch_size=2).filter(lambda batch: batch[0][0] != 2)
     with kdp.Loader(chain) as loader:
         state, batches = loader.state_dict(), list(loader)
     assert kdp.find(chain, state, 2).load() == batches[1]
@@ -276,8 +270,6 @@ def told_by_key(chain: Any) -> Any:
 
 PLANS: dict[str, Callable[[], Any]] = {
     "shuffled": lambda: told_by_key(birds()).deal(batch_size=2, shuffle=True, seed=3),
-    "padded": lambda: told_by_key(birds()).deal(batch_size=2, shuffle=True, uneven="pad"),
-    "global": lambda: told_by_key(birds()).deal(global_batch_size=4, uneven="drop"),
     "redrawn": lambda: told_by_key(birds().oversample(mode="exact")).deal(batch_size=2, shuffle=True),
     "weighted": lambda: told_by_key(birds().sample_weighted({"a": 1, "b": 5, "c": 1})).deal(batch_size=2, uneven="pad"),
     "mixed": lambda: told_by_key(birds().mix(birds()[:4].mix(birds()[4:], weights=[1, 2]), weights=[3, 1])).deal(
@@ -306,7 +298,7 @@ def test_find_names_the_samples_that_are_delivered(name: str, num_ranks: int) ->
                     delivered[epoch, number, rank] = batch
             state = loader.state_dict()
     for epoch, number, _ in delivered:
-        ranks = num_ranks if name in ("global", "mixed") else None  # whose states fit any number of ranks
+        ranks = num_ranks if name == "mixed" else None  # whose states fit any number of ranks
         found = kdp.find(PLANS[name](), state, number, epoch=epoch, num_ranks=ranks)
         for rank in range(num_ranks):
             samples = [(found.key, found.ordinal, found.is_padding) for found in found if found.rank == rank]
@@ -337,6 +329,15 @@ def test_steps_count_from_the_start_of_the_run() -> None:
         kdp.find(chain)
     with pytest.raises(ChainError, match=r"needs a chain with `\.deal"):
         kdp.find(birds(), batch=0)
+
+
+def test_labels_that_are_drawn_are_those_delivered() -> None:
+    chain = birds().transform("y", lambda y: y + random.random()).select("y").deal(batch_size=4, shuffle=True)
+    with kdp.Loader(chain) as loader:
+        epochs = [list(loader) for _ in range(2)]
+    for epoch, batches in enumerate(epochs):
+        for number, batch in enumerate(batches):
+            assert [(sample.label,) for sample in kdp.find(chain, epoch=epoch, batch=number)] == batch
 
 
 def test_find_opens_no_image(tmp_path: Path) -> None:
