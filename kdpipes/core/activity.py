@@ -6,7 +6,7 @@ import mmap
 from typing import Any
 
 _SIZE = mmap.PAGESIZE
-_WHAT = _SIZE // 2  # the offset of the second text
+_WHAT = _SIZE // 2  # offset of the description of the work, in the second half of the page
 _LENGTH = 2  # bytes of the length field before a text
 _NOTHING = slice(_WHAT, _WHAT + _LENGTH), bytes(_LENGTH)
 
@@ -32,7 +32,7 @@ class Record:
             # The position comes first, because a long key is truncated.
             position = " ".join(map(str, (*sample.block.route, sample.position)))
             name = row.name = row.name or _encoded(f"{position}\0{sample.key}")
-            self._memory[_WHAT : _WHAT + _LENGTH] = _NOTHING[1]  # the old activity does not belong to the new sample
+            self._memory[_WHAT : _WHAT + _LENGTH] = _NOTHING[1]  # the activity belongs to the previous sample
             self._memory[: len(name)] = name
             self._row = row
         place, text = self._texts.get(what) or self._encode(what)
@@ -40,7 +40,7 @@ class Record:
         self.now = sample, what
 
     def leave(self, now: tuple[Any, str]) -> None:
-        """Record that an earlier activity continues: an earlier value of `now`."""
+        """Resume an earlier activity, which `now` held before another one began."""
         sample, what = now
         if sample is not None:
             self.begin(sample, what)

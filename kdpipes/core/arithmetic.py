@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _CHUNK = 1 << 16
-_FNV_PRIME = np.uint64(0x100000001B3)  # of the 64-bit FNV-1a hash
+_FNV_PRIME = np.uint64(0x100000001B3)  # prime of the 64-bit FNV-1a hash
 UNLABELLED = -1  # the label of samples without a class
 Ints = NDArray[np.integer[Any]]
 
@@ -72,7 +72,7 @@ def positions_by_class(labels: NDArray[Any]) -> list[tuple[Any, Ints]]:
     """Return the classes in ascending order, each with its positions in ascending order."""
     classes, numbers = number_classes(labels)
     counts = np.bincount(numbers, minlength=len(classes))
-    numbers = numbers.astype(np.uint16) if len(classes) <= 1 << 16 else numbers  # which NumPy sorts in linear time
+    numbers = numbers.astype(np.uint16) if len(classes) <= 1 << 16 else numbers  # 16-bit integers sort in linear time
     order = np.argsort(numbers, kind="stable").astype(smallest_int(len(labels)))
     return list(zip(classes.tolist(), np.split(order, np.cumsum(counts)[:-1]), strict=False))
 
@@ -83,7 +83,7 @@ def _by_class(labels: NDArray[Any]) -> list[Ints]:
 
 
 def oversample_multiply(labels: NDArray[Any]) -> Ints:
-    """Return all positions, and then each rarer class again as often as it fits into the largest class as a whole.
+    """Return all positions, then repeat each rarer class as often as it fits completely into the largest class.
 
     This is KappaData's mode "multiply". Unlabelled samples (-1) are not repeated.
 
@@ -97,10 +97,10 @@ def oversample_multiply(labels: NDArray[Any]) -> Ints:
 
 
 def oversample_exact(labels: NDArray[Any], epoch: int = 0) -> Ints:
-    """Return one class after the other, each repeated to exactly the size of the largest class.
+    """Return the positions class by class, each class repeated to exactly the size of the largest one.
 
-    Unlabelled samples (-1) are left out. After whole rounds of a class, other samples of it fill up the rest in each
-    epoch.
+    Unlabelled samples (-1) are left out. A class is repeated as a whole as often as possible; the remainder is filled
+    with samples that differ between epochs.
 
     >>> oversample_exact(np.array([0, 1, 0, 0]))
     array([0, 2, 3, 1, 1, 1], dtype=int32)
@@ -139,9 +139,9 @@ def take_per_class(labels: NDArray[Any], number_of: Callable[[int], int], seed: 
 
 
 def divide_classes(labels: NDArray[Any], ends: Sequence[float], *, key: bytes) -> Ints:
-    """Return the number of the part of each sample, drawn at random so that each class is divided in the same shares.
+    """Return the part number of each sample, drawn at random such that every part has the same class proportions.
 
-    Unlabelled samples (-1) are a class here.
+    Unlabelled samples (-1) count as a class.
 
     Args:
         labels: The label of each sample.
@@ -161,11 +161,12 @@ def divide_classes(labels: NDArray[Any], ends: Sequence[float], *, key: bytes) -
 
 
 def assign_groups(groups: NDArray[Any], labels: NDArray[Any], ends: Sequence[float]) -> Ints:
-    """Return the number of the part of each sample, so that each group is in one part, and classes keep their shares.
+    """Return the part number of each sample, such that no group is split and classes keep their proportions.
 
-    The largest groups come first, and groups of equal size in ascending order. Each goes to the part that lacks most:
-    to that with the smallest sum of `n * (have - want) / total` over the classes, where `n` is the number of samples of
-    a class in the group, `have` and `want` are those of the part, and `total` is that of the source.
+    Groups are assigned from the largest to the smallest, and groups of equal size in ascending order. Each group goes
+    to the part with the smallest sum of `n * (have - want) / total` over the classes. Here, `n`, `have` and `total` are
+    the numbers of samples of a class in the group, in the part so far and in the source, and `want` is the target
+    number of the part.
 
     Args:
         groups: The group of each sample.
@@ -188,7 +189,7 @@ def assign_groups(groups: NDArray[Any], labels: NDArray[Any], ends: Sequence[flo
 
 
 def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:
-    """Return a hash of each value, evenly distributed, which depends on the value and `key` alone.
+    """Return an evenly distributed hash of each value, which depends only on the value and `key`.
 
     >>> one, other = np.array(["a", "bcd"]), np.array(["bcd"])
     >>> bool(hash_values(one, b"")[1] == hash_values(other, b"")[0])
@@ -204,7 +205,7 @@ def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:
     unit = np.uint32 if values.dtype.kind == "U" else np.uint8
     width = values.dtype.itemsize // np.dtype(unit).itemsize
     hashes = np.full(len(values), seed, dtype=np.uint64)
-    for begin in range(0, len(values), _CHUNK):  # so that temporary arrays stay in the processor's cache
+    for begin in range(0, len(values), _CHUNK):  # small chunks keep the temporary arrays in the processor's cache
         part = np.ascontiguousarray(values[begin : begin + _CHUNK]).view(unit).reshape(-1, width) if width else None
         state = hashes[begin : begin + _CHUNK]
         for column in part.T if part is not None else ():
@@ -215,9 +216,10 @@ def hash_values(values: NDArray[Any], key: bytes) -> NDArray[np.uint64]:
 
 
 def interleave(sizes: Sequence[int], weights: Sequence[float], seed: int, *, until_all: bool) -> tuple[Ints, Ints]:
-    """Return the number of the source of each sample of a mix, and how many samples of that source came before it.
+    """Return the source number of each sample of a mix, and how many samples of that source precede it.
 
-    This is stride scheduling: sample k of a source with share s is due at (k + u) / s, with a random u from 0 to 1.
+    This is stride scheduling: sample k of a source with share s is scheduled at time (k + u) / s, with a random u from
+    0 to 1.
 
     Args:
         sizes: The number of samples of each source.
@@ -230,12 +232,12 @@ def interleave(sizes: Sequence[int], weights: Sequence[float], seed: int, *, unt
     """
     shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
     offsets = np.random.default_rng(seed).random(len(shares))
-    ends = (np.asarray(sizes) + offsets) / shares  # when the sample after the last one of each source is due
+    ends = (np.asarray(sizes) + offsets) / shares  # time at which each source would need one sample more than it has
     if min(sizes) == 0:
         return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
     last = int(ends.argmax() if until_all else ends.argmin())
     numbers = np.maximum(np.ceil(ends[last] * shares - offsets).astype(np.int64), 0)
-    numbers[last] = sizes[last]  # the next sample of this source ends the mix; rounding must not change that
+    numbers[last] = sizes[last]  # the next sample of this source would end the mix; rounding must not change that
     return _by_stride(numbers, shares, offsets)
 
 
@@ -414,11 +416,11 @@ def _find(sums: NDArray[np.float64], values: NDArray[np.float64]) -> Ints:
     return found
 
 
-_LARGE = 1 << 17  # the number of sums that fit into the processor's cache; longer arrays are searched in windows
+_LARGE = 1 << 17  # number of sums that fit into the processor's cache; longer arrays are searched in windows
 _NUM_STEPS = 8
 
 
-_SPARE = np.uint64(1)  # a bit of a hash, so that adding to it does not overflow
+_SPARE = np.uint64(1)  # a spare bit of a hash, so that adding to it does not overflow
 
 
 class Permutation:

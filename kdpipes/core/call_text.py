@@ -1,4 +1,4 @@
-"""Format the arguments of a pipe as short text without secrets. The arguments themselves are not kept."""
+"""Format the arguments of a pipe as short text without secrets. The arguments themselves are not stored."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _SECRET = re.compile(
 
 
 def note_call(pipe: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Store the text of the arguments that a pipe was made with, except for pipes: those are its sources."""
+    """Store the text of the arguments that a pipe was created with, except for pipes, which are its sources."""
     given = [("", value) for value in args] + list(kwargs.items())
     pipe.__dict__[CALLED] = tuple(_argument(name, value) for name, value in given if not _is_of_pipes(value))
 
 
 def call_arguments(pipe: Any) -> tuple[str, ...]:
-    """Return the arguments of the call that made a pipe of kdpipes, as text."""
+    """Return the arguments that a kdpipes pipe was created with, as text."""
     arguments: tuple[str, ...] = vars(pipe).get(CALLED, ())
     return arguments
 
 
 def copy_call(pipe: Any, other: Any) -> None:
-    """Let another pipe show the arguments of `pipe` instead of its own."""
+    """Show the arguments of `pipe` for another pipe instead of its own."""
     vars(other)[CALLED] = vars(pipe)[CALLED]
 
 
@@ -72,9 +72,9 @@ class _Called(Protocol):
 
 
 def shown_value(value: Any, depth: int = 0) -> str:
-    """Return a value as short text. For an object that is not plain data, this is its class and its arguments.
+    """Return short text for a value: for an object that is not plain data, its class and arguments.
 
-    No code of the user is called.
+    No user code is called.
 
     >>> shown_value([1, "a", None]), shown_value(range(3)), shown_value(len), shown_value(np.zeros((2, 3)))
     ("[1, 'a', None]", 'range(0, 3)', 'len', '<float64 [2, 3]>')
@@ -90,7 +90,7 @@ def shown_value(value: Any, depth: int = 0) -> str:
     if isinstance(value, np.ndarray | torch.Tensor):
         return f"<{str(value.dtype).removeprefix('torch.')} {list(value.shape)}>"
     is_sequence = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
-    # Lists of a library, such as OmegaConf's, are shown; a user's sequence may be a large dataset.
+    # Show lists of libraries, such as OmegaConf's. A user's own sequence may be a large dataset.
     is_of_library = is_sequence and not is_users_module(type(value).__module__)
     if isinstance(value, list | tuple | Set | Mapping) or is_of_library:
         return _collection(value, depth)
@@ -107,7 +107,7 @@ def shown_value(value: Any, depth: int = 0) -> str:
 
 
 def _shortened(text: str, longest: int = _LONGEST) -> str:
-    """Return a text without its middle if it is too long."""
+    """Return a text, with its middle cut out if it is longer than `longest`."""
     kept = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:kept]}…{text[-kept:]}"
 
@@ -137,7 +137,7 @@ def _collection(value: Any, depth: int) -> str:
 
 
 def arguments_of(value: Any, depth: int = 0) -> Iterator[str]:
-    """Yield the arguments that an object was apparently made with: attributes that are named like its parameters.
+    """Yield the arguments that an object was apparently created with: attributes named like its parameters.
 
     Default values and pipes are left out.
     """

@@ -31,11 +31,11 @@ class _SetsState(Protocol):
 
 
 _SOURCE = Traits(role="source")
-_LONG = 1000  # collections that are copied without looking for streams in them
+_LONG = 1000  # larger collections are copied without searching them for streams
 
 
 class Node:
-    """One pipe of a chain, its place (0 for the end of the chain, more upstream) and the nodes that it reads from."""
+    """One pipe of a chain, its number (0 at the end of the chain, increasing upstream) and the nodes it reads from."""
 
     __slots__ = ("pipe", "place", "upstream")
 
@@ -54,7 +54,7 @@ class Node:
 
     @property
     def traits(self) -> Traits:
-        """The traits of the pipe. Those of stock pipes are what kdpipes knows about them."""
+        """The traits of the pipe; for stock pipes, those that kdpipes knows."""
         if isinstance(self.pipe, Pipe):
             traits = self.pipe.traits
             return _SOURCE if traits is UNDECLARED and not self.upstream else traits
@@ -67,17 +67,17 @@ class Node:
 
     @property
     def is_one_to_one(self) -> bool:
-        """Whether the pipe makes one item of each batch or item before it reads the next one."""
+        """Whether the pipe makes exactly one item of each batch or item, before it reads the next one."""
         return self.traits.role == "batch" or is_one_to_one(self.pipe)
 
     @property
     def is_join(self) -> bool:
-        """Whether the pipe passes on samples of several sources."""
+        """Whether the pipe combines samples of several sources."""
         return self.passes_samples and len(self.upstream) > 1
 
     @property
     def passes_samples(self) -> bool:
-        """Whether the pipe passes on samples that were made upstream, changed or not."""
+        """Whether the pipe yields samples that were made upstream, changed or not."""
         is_passing = self.operation is not None or self.traits.is_plan or self.traits.role == "order"
         return is_passing and bool(self.upstream)
 
@@ -88,7 +88,7 @@ class Node:
 
 
 class Chain:
-    """The pipes of a chain, read once.
+    """The pipes of a chain, traversed once.
 
     Iteration yields each node after all nodes that it reads from, branch by branch. `reversed(chain)` starts at the end
     of the chain and follows the numbers in `place`.
@@ -140,12 +140,12 @@ class Chain:
 
     @property
     def end(self) -> Node:
-        """The last node, whose pipe yields the items of the chain."""
+        """The last node. Its pipe yields the items of the chain."""
         return self._nodes[0]
 
     @property
     def pipes(self) -> list[Any]:
-        """The pipes, the end of the chain first."""
+        """The pipes, starting at the end of the chain."""
         return [node.pipe for node in self._nodes]
 
     @property
@@ -159,22 +159,22 @@ class Chain:
         return next((node for node in self._nodes if node.traits.role == "deal"), None)
 
     def of_type(self, *kinds: type[PipeType]) -> list[PipeType]:
-        """Return the pipes of some classes, the end of the chain first."""
+        """Return the pipes of the given classes, starting at the end of the chain."""
         return [node.pipe for node in self._nodes if isinstance(node.pipe, kinds)]
 
     def operations(self, kind: type[PipeType]) -> list[PipeType]:
-        """Return the operations of a class, the end of the chain first."""
+        """Return the operations of a class, starting at the end of the chain."""
         return [node.operation for node in self._nodes if isinstance(node.operation, kind)]
 
     def path(self) -> list[Node]:
-        """Return the nodes from the end up to the first that reads from no pipe, or from several."""
+        """Return the nodes from the end up to the first one that reads from no pipe or from several."""
         path = [self.end]
         while len(path[-1].upstream) == 1:
             path += path[-1].upstream
         return path
 
     def one_to_one_path(self) -> list[Node]:
-        """Return the nodes from the end up to the first that does not make exactly one item of each it reads."""
+        """Return the nodes from the end up to the first one that is not one-to-one."""
         path = [self.end]
         while path[-1].is_one_to_one and len(path[-1].upstream) == 1:
             path += path[-1].upstream
@@ -186,9 +186,9 @@ class Chain:
         return last.pipe if last.traits.role == "deal" else None
 
     def resumable_deal(self) -> Any:
-        """Return the `deal` after whose batches the chain can resume; None if pipes after it keep items back.
+        """Return the `deal` after whose batches the chain can resume; None if pipes after it buffer items.
 
-        Pipes after it may leave out items, or make several of a batch, as long as they hold no items back.
+        Pipes after it may drop items, or make several items of a batch, as long as they buffer none.
         """
         node = self.end
         while node.is_one_to_one or keeps_items_apart(node.pipe):
@@ -198,7 +198,7 @@ class Chain:
         return node.pipe if node.traits.role == "deal" else None
 
     def routes(self) -> Iterator[tuple[int, ...]]:
-        """Yield all routes of samples: the number of a source for each join, the join nearest to the end last."""
+        """Yield all routes of samples: one source number per join, with the join nearest to the end last."""
         waiting: list[tuple[Node, tuple[int, ...]]] = [(self.end, ())]
         while waiting:
             node, route = waiting.pop()
@@ -218,14 +218,14 @@ class Chain:
         return path
 
     def error_handler(self) -> ErrorHandler | None:
-        """Return the `.on_error(...)` nearest to the end; None if no sample may be left out."""
+        """Return the `.on_error(...)` nearest to the end; None if the chain has none."""
         handler = next(iter(self.operations(ErrorHandler)), None)
         return handler if handler is not None and handler.is_tolerant else None
 
     def random_name(self, *, is_eager: bool = False) -> str | None:
-        """Return the name of an operation that draws random numbers; None if a cache freezes the results.
+        """Return the name of an operation that draws random numbers; None if there is none or a cache freezes it.
 
-        With `is_eager`, only operations that draw when a sample passes count.
+        With `is_eager`, consider only operations that draw when a sample passes.
         """
         for node in self._nodes:
             if node.traits.freezes:
@@ -235,9 +235,10 @@ class Chain:
         return None
 
     def fingerprints(self) -> list[str]:
-        """Return one `name:hash` for each pipe that may change samples or batches, the end of the chain first.
+        """Return `name:hash` for each pipe that may change samples or batches, starting at the end of the chain.
 
-        They are part of a loader's state. Functions count by code, defaults and closures, not by the globals they read.
+        They are part of a loader's state. Functions are hashed by code, defaults and closures, without the globals they
+        read.
         """
         return [
             f"{node.name if isinstance(node.pipe, Named) else short_name(type(node.pipe))}:{fingerprint(node.pipe)}"
@@ -254,7 +255,7 @@ class Chain:
         return _copied(self.end.pipe, {}, (IterDataPipe,))
 
     def copy_pipes(self) -> Any:
-        """Return a copy of the last pipe whose pipes, indexed ones included, may be changed. Data are shared."""
+        """Return a copy of the last pipe in which all pipes, indexed ones included, may be changed. Data is shared."""
         return _copied(self.end.pipe, {}, (IterDataPipe, MapDataPipe))
 
 
@@ -264,7 +265,7 @@ def _copied(value: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:
     if isinstance(value, torch.Generator):
         return value.clone_state()
     if isinstance(value, MethodType) and isinstance(value.__self__, kinds):
-        # With the method of the original, a copy would read from it: profiles put measured methods there.
+        # Profiles put measured methods into the instance. A copy of such a method would still read from the original.
         return MethodType(value.__func__, _copied_pipe(value.__self__, copies, kinds))
     if isinstance(value, EpochCounter | random.Random | np.random.Generator):
         return copy.deepcopy(value)
@@ -272,7 +273,7 @@ def _copied(value: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:
         return copy.copy(value)
     if isinstance(value, dict):
         parts = {_copied(name, copies, kinds): _copied(part, copies, kinds) for name, part in value.items()}
-        same = copy.copy(value)  # a subclass keeps its other attributes
+        same = copy.copy(value)  # subclasses keep their other attributes
         same.clear()
         same.update(parts)
         return same
@@ -290,10 +291,10 @@ def _copied(value: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:
 
 
 def _copied_pipe(pipe: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> Any:
-    """Return a copy of one pipe: of a stream, made from the state that it would pickle."""
+    """Return a copy of one pipe. A stream is copied through the state that it would pickle."""
     if id(pipe) not in copies:
         kind: Any = type(pipe)
-        copies[id(pipe)] = made = object.__new__(kind)  # whose attributes follow
+        copies[id(pipe)] = made = object.__new__(kind)  # its attributes may refer to it
         held = vars(pipe)
         if isinstance(pipe, IterDataPipe):
             held = pipe.__getstate__()  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ UNLOADED: Any = type("_Unloaded", (), {"__repr__": lambda self: "<not loaded>"})
 
 
 class Inputs(NamedTuple):
-    """What the values of a column depend on, apart from values that the source has not loaded yet.
+    """The inputs of a column, apart from values that the source has not loaded yet.
 
     Args:
         names: The names of the fields that are passed to functions of whole samples.
@@ -78,7 +78,7 @@ class Column:
         self.what = what
         self._load = load
         self._inputs = inputs
-        # A stream makes many columns, so unused attributes are left to the class.
+        # Streams create many columns, so unset attributes are left to class defaults.
         if scope is not None:
             self._scope = scope
             self._reads_once = reads_once
@@ -105,12 +105,12 @@ class Column:
             try:
                 raise value.error
             finally:
-                # Otherwise the traceback would refer to the error, which refers to the traceback.
+                # Avoid a reference cycle: the traceback would refer to the error, which refers to the traceback.
                 del value
         return value
 
     def drop_failures(self) -> None:
-        """Forget errors: their tracebacks refer to the block, and would delay freeing it."""
+        """Drop the errors: their tracebacks refer to the block and would delay freeing it."""
         if type(self._cells) is list:
             self._cells[:] = [UNLOADED if type(cell) is _Failure else cell for cell in self._cells]
 
@@ -128,7 +128,7 @@ class Column:
             try:
                 load = self._load if self._within is None else self._within(self._load)
                 value = load(sample if self._scope is None else sample.view(self._scope), *values)
-            # Including SystemExit, which workers send to the main process.
+            # This includes SystemExit, which workers send to the main process.
             except BaseException as error:
                 _note(error, self.what, sample)
                 raise
@@ -168,13 +168,13 @@ class Column:
             return values
         finally:
             if holder is not None:
-                # A function that reads another chain goes on with the key of its own sample.
+                # The function may have read another chain. Continue with the random key of this column's own sample.
                 holder.key = key
             if record is not None:
                 record.leave(activity_before)
 
     def _steps(self) -> list[Column]:
-        """Return this column, preceded by the inputs that no other column reads, in the order of computation."""
+        """Return this column, preceded by inputs that only the next step reads, in the order of computation."""
         steps = [self]
         while len(steps[0]._inputs) == 1 and steps[0]._inputs[0]._is_passing and steps[0]._scope is None:
             steps.insert(0, steps[0]._inputs[0])
@@ -189,7 +189,7 @@ class Column:
         samples = [each for each in block.samples() if last._cells[each.number] is UNLOADED]
         for column in self._inputs:
             if column._many is not None:
-                # Reading the cell of a sample raises the error again.
+                # Reading the cell raises this error again.
                 with suppress(Exception):
                     column.values(block)
         value = None
@@ -230,7 +230,7 @@ class Column:
             )  # the traceback would refer to them, and so the error to itself
 
     def _keep_values(self, samples: Sequence[Sample], values: Sequence[Any], size: int) -> None:
-        """Keep values that the next step did not get, because an earlier sample failed."""
+        """Store values that the next step did not use because an earlier sample failed."""
         if samples:
             self._is_passing = False
             self._cells = self._cells or [UNLOADED] * size
@@ -247,9 +247,9 @@ class Column:
             return _Failure(error)
 
     def _load_each(self, samples: Sequence[Sample], arguments: Iterable[Any], holder: RowKey | None) -> list[Any]:
-        """Return the value for each sample up to the first failure, and the failure itself.
+        """Return the value of each sample up to the first failure, followed by that failure.
 
-        The arguments for a sample may be the failure of an earlier step.
+        An argument may itself be the failure of an earlier step.
         """
         results = list[Any]()
         record = activity.current
@@ -266,7 +266,7 @@ class Column:
             except Exception as error:
                 _note(error, self.what, sample)
                 return [*results, _Failure(error)]
-            # Such as SystemExit, which workers send to the main process.
+            # This includes SystemExit, which workers send to the main process.
             except BaseException as error:
                 _note(error, self.what, sample)
                 raise
@@ -281,7 +281,7 @@ class Column:
             if activity.current is not None and not self.is_cheap:
                 activity.current.begin(block.first(), self.what)
             values = self._many(block, *inputs)
-        # `load`, called for each sample, names the sample that fails and has its key.
+        # Fall back to `load` per sample: its error names the failing sample, and random numbers get that sample's key.
         except (Exception, KeyNeededError):
             return None
         if values is not None:
@@ -301,7 +301,7 @@ class Column:
         return any(column is other for column in upstream_of([self]))
 
     def inputs(self, others: Collection[Column]) -> Inputs:
-        """Return what this column depends on, directly or through `others`, always in the same order."""
+        """Return the inputs of this column, direct or through `others`, in a deterministic order."""
         first = self
         # Most fields are a sequence of steps on one value.
         while first._scope is None and len(first._inputs) == 1:
@@ -318,9 +318,9 @@ class Column:
         return Inputs(tuple(names), tuple(columns))
 
     def without_steps(self, is_step: Callable[[str], bool]) -> Column | None:
-        """Return the column before the final steps; None if it is no longer known.
+        """Return the column before the trailing steps; None if its inputs have been dropped.
 
-        `is_step` takes a description of a column, and returns whether it is such a step.
+        `is_step` takes the description of a column and returns whether it is such a step.
         """
         column = self
         while is_step(column.what):
@@ -334,10 +334,10 @@ class Column:
         wrapped: Callable[[Callable[..., Any], str], Callable[..., Any] | None],
         wrapped_many: Callable[[Callable[..., Any], str], Callable[..., Any]],
     ) -> None:
-        """Replace each function that computes this column or its inputs by `wrapped(function, description)`.
+        """Replace each function that computes this column or its inputs with `wrapped(function, description)`.
 
         If `wrapped` returns None, the column and its inputs are left unchanged. `wrapped_many` does the same for
-        functions of many values.
+        functions that compute many values.
         """
         if self._num_left != 0 and (load := wrapped(self._load, self.what)) is not None:
             self._load = load
@@ -347,7 +347,7 @@ class Column:
                 column.wrap(wrapped, wrapped_many)
 
     def fork(self, sample: Sample, forks: dict[Column, Column]) -> Column:
-        """Return a column for another delivery of a sample. A value that is not loaded yet is computed again.
+        """Return a column for another delivery of a sample. Values that are not loaded yet are computed separately.
 
         `forks` maps the columns already forked for that delivery to their forks; this one is added.
         """
@@ -355,7 +355,7 @@ class Column:
             cell = UNLOADED if self._cells is None else self._cells[sample.number]
             if cell is not UNLOADED and type(cell) is not _Failure:
                 forks[self] = Loaded(cell)
-            # `load` may depend on the sample's number in the block.
+            # `load` may depend on the sample's row in the block.
             elif len(sample.block.positions) > 1:
                 forks[self] = Column(lambda _: self.get(sample), what=self.what, is_cheap=self.is_cheap)
             else:
@@ -410,7 +410,7 @@ def stacked(columns: Sequence[Column], samples: Sequence[Sample]) -> Column:
 
 
 def upstream_of(columns: Iterable[Column]) -> list[Column]:
-    """Return columns and all columns that they still depend on, each once, always in the same order."""
+    """Return the columns and all columns that they still depend on, each once, in a deterministic order."""
     found = list[Column]()
     waiting = list(columns)
     seen = set[int]()
@@ -426,7 +426,7 @@ def upstream_of(columns: Iterable[Column]) -> list[Column]:
 
 
 def keep_no_inputs(roots: Sequence[Column]) -> None:
-    """Do not keep values that only one other column reads, such as the bytes of files.
+    """Discard values after use if only one other column reads them, such as the bytes of files.
 
     Args:
         roots: The columns that may be read from outside.

@@ -22,10 +22,10 @@ def field_of(name: str, fields: Any) -> str | None:
 
 
 def entry_of(value: Any, path: str, name: str) -> Any:
-    """Return the entry of nested dictionaries at a path such as "size.width". Errors show it as `name`.
+    """Return the entry of nested dictionaries at a path such as "size.width". Errors name it `name`.
 
-    Keys may contain dots themselves. Of several divisions of the path into keys that exist, the one whose first key is
-    the shortest counts.
+    Keys may contain dots. If the path can be split into existing keys in several ways, the split with the shortest
+    first key is used.
 
     >>> entry_of({"size": {"width": 3}}, "size.width", "json.size.width"), entry_of({"m.w": 4}, "m.w", "json.m.w")
     (3, 4)

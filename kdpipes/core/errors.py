@@ -1,6 +1,6 @@
-"""The exception classes of kdpipes, and the checks of arguments.
+"""Exception classes of kdpipes, and checks of arguments.
 
-This module imports nothing heavy: the help of commands must be fast.
+This module has no heavy imports, so that command-line help stays fast.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class KdpipesError(Exception):
 
 
 class DataError(KdpipesError, ValueError):
-    """Data cannot be read. The message names the sample and where it is: file, shard, member, offset."""
+    """Data cannot be read. The message names the sample and its location: file, shard, member, offset."""
 
 
 class ChainError(KdpipesError, TypeError):
-    """Pipes do not fit together. The message names the pipe and says how to fix the chain."""
+    """Pipes do not fit together. The message names the pipe and explains how to fix the chain."""
 
 
 class WorkerError(KdpipesError, RuntimeError):
@@ -47,15 +47,15 @@ class WorkerError(KdpipesError, RuntimeError):
 
 
 class FieldError(KdpipesError, KeyError):
-    """A sample has no such field. The message names the field and the existing ones."""
+    """A sample does not have the requested field. The message names the field and the existing ones."""
 
 
 class MissingMemberError(DataError, KeyError):
-    """A sample lacks a field that other samples of its source have: an error of the data, not of the chain."""
+    """A sample lacks a field that other samples of its source have: an error in the data, not in the chain."""
 
 
 def must_be(param: str, rule: str, value: object, hint: str = "") -> str:
-    """Return the message of an error about an argument.
+    """Return the error message for an invalid argument.
 
     >>> must_be("size", "even", 3, "Add 1.")
     '`size` must be even, but is 3 instead. Add 1.'
@@ -77,7 +77,7 @@ def must_be(param: str, rule: str, value: object, hint: str = "") -> str:
 def check_count(param: str, value: Any, *, minimum: int = 1) -> int:
     """Return `value` as an int; raise unless it is an integer of at least `minimum`."""
     rule = f"an integer of at least {minimum}"
-    # NumPy up to 2.2 takes its own booleans for indices. NumPy is not imported here: the help of commands must be fast.
+    # Up to version 2.2, NumPy's booleans pass as indices. NumPy is not imported here to keep command-line help fast.
     is_flag = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
     if is_flag or not hasattr(value, "__index__"):
         raise TypeError(must_be(param, rule, value))
@@ -109,12 +109,12 @@ def check_flag(param: str, value: Any) -> bool:
 
 
 def is_sequence(value: Any) -> bool:
-    """Return whether a value is a list, a tuple or another sequence, such as OmegaConf's lists, but no text."""
+    """Return whether a value is a list, a tuple or another sequence, such as OmegaConf's lists, but not a string."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a real number, including those of NumPy, but not True or False."""
+    """Return whether a value is a real number, including NumPy scalars, but not a boolean."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -156,7 +156,7 @@ def check_names(param: str, names: Any) -> tuple[str, ...] | None:
 
 
 def check_callable(param: str, value: Any) -> None:
-    """Raise TypeError if `value` cannot be called, or is a class whose instances are the callables."""
+    """Raise TypeError if `value` is not callable, or is a class whose instances are callable."""
     if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
         raise TypeError(must_be(param, "a callable", value, f"Write `{value.__name__}(...)` to make one."))
     if not callable(value):
@@ -170,21 +170,21 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 
 def reject_field(name: str, owner: str, fields: Iterable[str], hint: str = "") -> NoReturn:
-    """Raise FieldError for a missing field, with the existing fields and a hint."""
+    """Raise FieldError for a missing field, naming the existing fields and a hint."""
     known = sorted(fields)
     entry = next((field for field in known if name.startswith(f"{field}.")), None)
     if entry is not None and not hint:
         inner = name.removeprefix(f"{entry}.")
         hint = f"Make a field of that entry: `.add_field({inner!r}, lambda sample: sample[{entry!r}][{inner!r}])`."
     members = [member for member in _MEMBERS.get(name, ()) if member in known]
-    if members and not hint:  # the field seems to exist under the name of a member of a shard
+    if members and not hint:  # the field seems to exist under the name of a shard member
         hint = f"Name it: `.rename_fields({name}={';'.join(members)!r})`."
     there = "has " + ", ".join(map(repr, known)) if known else "has no fields"
     raise FieldError(f"{owner} has no field {name!r}; it {there}.{closest(name, known)}" + (f" {hint}" if hint else ""))
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Attach `note` to `error` once, like `add_note` of Python 3.11, which Python 3.10 lacks."""
+    """Attach `note` to `error` once, like `add_note` of Python 3.11, because Python 3.10 does not have it."""
     note = safe_text(note)
     notes: list[str] = error.__dict__.setdefault("__notes__", [])
     if note in notes:
@@ -195,7 +195,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def without_notes(error: BaseException) -> str:
-    """Return the message of an error without its notes, which `add_note` has put into it on Python 3.10."""
+    """Return the message of an error without the notes that `add_note` appended to it on Python 3.10."""
     text = str(error)
     for note in reversed(getattr(error, "__notes__", [])):
         text = text.removesuffix(f"\n{note}")
@@ -203,7 +203,7 @@ def without_notes(error: BaseException) -> str:
 
 
 def as_cause(error: BaseException) -> BaseException:
-    """Return `error`, or a masked copy if its message contains a secret of a URL, for `raise ... from`.
+    """Return `error`, or a masked copy if its message contains a secret of a URL, for use in `raise ... from`.
 
     The causes of `error` are masked in the same way, so that tracebacks contain no secrets.
     """

@@ -1,8 +1,8 @@
-"""Hash values, equally in all processes, to find out whether a state or a cache entry still fits a chain.
+"""Compute hashes that are equal in all processes, to check whether a state or a cache entry still fits a chain.
 
 The hash of a value combines the hashes of its parts. Each object is visited once, without recursion, so that hashing
-takes time linear in what a value holds. Hashes depend neither on hash seeds and memory addresses nor on the order in
-which dictionaries, sets and cycles of references happen to be visited.
+takes time linear in the size of the value. Hashes depend neither on hash seeds and memory addresses nor on the order in
+which dictionaries, sets and reference cycles happen to be visited.
 
 States of loaders depend on the code, defaults and closures of functions. Keys of caches also depend on the globals that
 functions read: a stale value is worse than a miss, but a global that changes during training must not invalidate
@@ -60,11 +60,11 @@ from kdpipes.core.user_code import (
     with_first_values,
 )
 
-_MANY = 1000  # states depend on the length of a longer sequence and on this many of its entries
+_MANY = 1000  # of longer sequences, states depend on the length and on this many entries
 _SIZE = 20  # bytes of a hash
-_MOST_ROUNDS = 16  # for telling apart the objects of a cycle
+_MOST_ROUNDS = 16  # rounds for telling apart the objects of a reference cycle
 _BLOCK = 1 << 20  # entries per block of an array whose memory is not contiguous
-_ATTRIBUTES = "\0attributes of "  # how a dictionary of attributes was reached
+_ATTRIBUTES = "\0attributes of "  # marks a dictionary of attributes
 _OF_THIS_PROCESS = (
     *PIPES,
     ModuleType,
@@ -73,13 +73,13 @@ _OF_THIS_PROCESS = (
     random.Random,
     torch.Generator,
 )
-_BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # different values have different texts
+_BASIC = frozenset([bytes, str, bool, int, float, complex, type(None)])  # the texts of different values differ
 _REFERENCES = (functools.partial, MethodType, BuiltinFunctionType)
 _SETTLED = (*VALUES, *_REFERENCES, *_OF_THIS_PROCESS, type, FunctionType)
 _LEAVES = (type(None), int, float, complex, bytes, np.generic, Enum, date)
 _first_sketches: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _SEPARATOR = re.compile(r"[/\\]")
-# Objects without a value of their own.
+# Types whose instances have no value of their own.
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.local, queue.SimpleQueue, ContextVar, weakref.ref)
 _HANDLES = (io.IOBase, mmap.mmap, socket.socket, zipfile.ZipFile, tarfile.TarFile)
 
@@ -98,24 +98,24 @@ class Fingerprinted:
 
 @runtime_checkable
 class _UsersFingerprinted(Protocol):
-    """A user's object that returns the data that identify it, because its attributes change."""
+    """A user's object that returns its own identifying data, because its attributes change."""
 
     def fingerprinted(self) -> Any: ...
 
 
 def hash_value(value: Any, *, globals: bool, most: int = sys.maxsize) -> tuple[bytes, list[str]]:
-    """Return a hash of 20 bytes, and the names of closure variables and globals that cannot be hashed.
+    """Return a 20-byte hash of a value, and the names of closure variables and globals that cannot be hashed.
 
-    A pipe is hashed without what is upstream of it. Pipes that functions and objects hold count, with all that these
-    pipes read from.
+    A pipe is hashed without the pipes upstream of it. Pipes held by functions and objects are hashed together with all
+    pipes that they read from.
 
     Args:
         value: Any object.
-        globals: Whether the globals that users' functions and methods read count: values, objects, functions and
-            classes, and the globals that those read in turn. Libraries then count by name and version. A global that
-            the same function assigns, such as a counter, does not count, nor does an attribute that is None or an
-            open file.
-        most: The number of entries of a longer sequence that count, besides its length.
+        globals: Whether to include the globals that users' functions and methods read: values, objects, functions and
+            classes, and the globals that those read in turn. Libraries are then included by name and version. A global
+            that the same function assigns, such as a counter, is ignored, as is an attribute that is None or an open
+            file.
+        most: The number of entries that are hashed of a longer sequence, in addition to its length.
     """
     hasher = _Hasher(follows_globals=globals, most=most)
     if isinstance(value, PIPES):
@@ -125,7 +125,7 @@ def hash_value(value: Any, *, globals: bool, most: int = sys.maxsize) -> tuple[b
 
 
 class _Read(NamedTuple):
-    """A part of a function, with the name that a warning gives to what it holds."""
+    """A part of a function, with the name by which warnings refer to it."""
 
     name: str
     value: Any
@@ -137,14 +137,14 @@ class _Node:
     __slots__ = ("hash", "hashes", "low", "num_together", "parts", "place", "read_as", "value")
 
     def __init__(self, value: Any, read_as: str, place: int, parts: Iterator[Any]) -> None:
-        self.value = value  # held, so that no other object gets its address
-        self.read_as = read_as  # the name of the closure variable or global through which it was reached
-        self.place = self.low = place  # the number of objects that were found before
+        self.value = value  # keeps the object alive, so that no other object gets its address
+        self.read_as = read_as  # the name of the closure variable or global through which the object was reached
+        self.place = self.low = place  # the number of objects found before this one
         self.parts = parts
-        # The number of parts of an entry if the order of entries does not matter.
+        # The number of parts of each entry if the order of entries is irrelevant.
         self.num_together = 2 if isinstance(value, Mapping) else 1 if isinstance(value, Set) else 0
         self.hashes: list[bytes | _Node] = []
-        self.hash = b""  # empty until it is known
+        self.hash = b""  # empty until it is computed
 
     def combined(self) -> bytes:
         """Return the hash of the type and the hashes of the parts."""
@@ -156,22 +156,22 @@ class _Node:
 
 
 class _Hasher:
-    """Hashes a value and everything that it contains, each object once."""
+    """Hashes a value and everything it contains, each object once."""
 
     def __init__(self, *, follows_globals: bool, most: int) -> None:
         self.unhashed: list[str] = []
-        self.upstream: set[int] = set()  # the identities of pipes that do not count
+        self.upstream: set[int] = set()  # identities of pipes to ignore
         self._follows_globals = follows_globals
         self._most = most
         self._nodes: dict[int, _Node] = {}
-        self._open: list[_Node] = []  # objects without a hash, in the order in which they were found
+        self._open: list[_Node] = []  # objects without a hash yet, in order of discovery
         self._members: dict[type, list[Any]] = {}
 
     def hash(self, value: Any) -> bytes:
         """Return the hash of a value.
 
-        This is Tarjan's algorithm for strongly connected components: a depth-first search that finishes the objects
-        which refer to each other together, and every other object after its parts.
+        This is Tarjan's algorithm for strongly connected components: a depth-first search that finishes objects that
+        refer to each other together, and every other object after its parts.
         """
         known = self._known_hash(value, "")
         if known is not None:
@@ -208,11 +208,11 @@ class _Hasher:
         return node
 
     def _finish(self, head: _Node) -> None:
-        """Give hashes to an object and to all others that refer to each other and to it.
+        """Hash an object together with all objects in the same reference cycles.
 
-        In a cycle, a hash cannot wait for those of its parts. As in the Weisfeiler-Leman test of graphs, each round
-        combines the hashes of the round before, until no more objects become different. Each difference in a cycle
-        changes the hashes of all its objects.
+        In a cycle, a hash cannot wait for those of its parts. As in the Weisfeiler-Leman graph test, each round
+        combines the hashes of the previous round, until no more objects can be told apart. A difference anywhere in a
+        cycle changes the hashes of all its objects.
         """
         cycle = [self._open.pop()]
         while cycle[-1] is not head:
@@ -234,7 +234,7 @@ class _Hasher:
             for node in cycle:
                 node.hash = _hash("of cycle", node.hash, whole)
         for node in cycle:
-            node.hashes = []  # they take most of the memory
+            node.hashes = []  # they take up most of the memory
 
     def _known_hash(self, value: Any, read_as: str) -> bytes | None:
         """Return the hash of a value that has no parts or cannot be hashed; None if its parts must be hashed."""
@@ -269,7 +269,7 @@ class _Hasher:
         return None if text_of is None else _hash(kind.__name__, text_of(value).encode("utf-8", "surrogatepass"))
 
     def _text_of_basic(self, value: Any) -> str | None:
-        """Return the text of a collection of plain values, which is ten times as fast as hashing each of them."""
+        """Return the text of a collection of plain values: ten times as fast as hashing its entries one by one."""
         is_mapping = isinstance(value, dict)
         is_short = is_mapping or isinstance(value, Set) or len(value) <= self._most
         if not (is_short and self._is_basic(value) and (not is_mapping or self._is_basic(value.values()))):
@@ -304,7 +304,7 @@ class _Hasher:
             return
         try:
             yield from self._parts_of_other(value, read_as)
-        except Exception:  # an object of a library may run any code when it is looked at
+        except Exception:  # attribute access on a library's object may run any code
             self._note_unhashed(value, read_as)
 
     def _parts_of_other(self, value: Any, read_as: str) -> Iterator[Any]:
@@ -327,7 +327,7 @@ class _Hasher:
             yield from (str(value.dtype), tuple(value.shape))
             if value.layout == torch.strided:
                 plain = value.detach().cpu().resolve_conj().resolve_neg()
-                # As bytes, because NumPy lacks some dtypes of torch.
+                # Compare bytes, because NumPy lacks some dtypes of torch.
                 yield plain.contiguous().reshape(-1).view(torch.uint8).numpy()
             else:
                 sparse = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
@@ -376,7 +376,7 @@ class _Hasher:
         return self._members[kind]
 
     def _state_of(self, value: Any, read_as: str) -> Iterator[Any]:
-        """Yield the data that identify an object besides its class."""
+        """Yield the data that identifies an object besides its class."""
         kind: Any = type(value)
         if isinstance(value, _UsersFingerprinted):
             yield value.fingerprinted()
@@ -385,7 +385,7 @@ class _Hasher:
         attributes = with_first_values(value, attributes) if self._follows_globals else attributes
         reduced = _reduced(value) if _pickles_itself(kind) else None
         if isinstance(reduced, list) and not is_users(kind) and any(map(_is_lost, attributes.values())):
-            yield reduced  # such as an image, whose pixels are in an object of C
+            yield reduced  # for example an image, whose pixels are stored in a C object
             return
         if self._follows_globals:
             for name in _lost_names(attributes, reduced):
@@ -397,7 +397,7 @@ class _Hasher:
             return
         reduced = _reduced(value)
         is_output = isinstance(value, io.IOBase)
-        with suppress(ValueError):  # of a file that is detached
+        with suppress(ValueError):  # fails for a detached file
             is_output = is_output and (value.closed or not value.readable())
         if reduced is None and not is_output and not isinstance(value, _LOCKS):
             self._note_unhashed(value, read_as)
@@ -406,7 +406,7 @@ class _Hasher:
 
 _TEXT_OF: dict[type, Callable[[Any], str]] = {
     str: str.__str__,
-    int: hex,  # unlike `repr`, it has no limit of digits
+    int: hex,  # unlike `repr`, it has no limit on digits
     bool: hex,
     float: float.__repr__,
     complex: complex.__repr__,
@@ -437,7 +437,7 @@ def _blocks_of(array: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
 
 
 def settled_attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes by which caches identify an object, without those that reading from it may change.
+    """Return the attributes by which caches identify an object, except those that reading from it may change.
 
     Attributes that are None or an open file are left out, because a dataset may open its file on the first read.
     """
@@ -446,7 +446,7 @@ def settled_attributes(value: Any) -> dict[str, Any]:
 
 
 def lost_attributes(value: Any) -> list[str]:
-    """Return the names of an object's attributes that cannot be hashed, as warnings show them."""
+    """Return the names of an object's attributes that cannot be hashed, as shown in warnings."""
     kind = type(value)
     attributes = with_first_values(value, attributes_of(value))
     names = _lost_names(attributes, _reduced(value) if _pickles_itself(kind) else None)
@@ -454,7 +454,7 @@ def lost_attributes(value: Any) -> list[str]:
 
 
 def _lost_names(attributes: dict[str, Any], reduced: Any) -> list[str]:
-    """Return the names of attributes that cannot be hashed, without those that the object itself does not pickle."""
+    """Return the names of attributes that cannot be hashed, except those that the object does not pickle either."""
     state = next((part for part in reversed(reduced or []) if isinstance(part, dict)), attributes)
     lost = [name for name, held in attributes.items() if _is_lost(held) and not isinstance(held, _LOCKS)]
     return [name for name in lost if state.get(name) is not None]
@@ -472,13 +472,13 @@ def _is_lost(value: Any) -> bool:
 
 
 def _pickles_itself(kind: Any) -> bool:
-    """Return whether the objects of a class choose what is pickled."""
+    """Return whether a class customizes pickling."""
     names = "__reduce_ex__", "__reduce__", "__getstate__"
     return any(getattr(kind, name, None) is not getattr(object, name, None) for name in names)
 
 
 def _reduced(value: Any) -> Any:
-    """Return the pickled state of an object of a C type; None if it cannot be pickled."""
+    """Return the pickled state of an object whose type is written in C; None if it cannot be pickled."""
     reduce = copyreg.dispatch_table.get(type(value))
     try:
         reduced = reduce(value) if reduce is not None else value.__reduce_ex__(2)
@@ -488,32 +488,32 @@ def _reduced(value: Any) -> Any:
 
 
 def fingerprint(value: Any) -> str:
-    """Return a short hash of one value, as in the states of loaders."""
+    """Return a short hash of a value, as used in the states of loaders."""
     return hash_value(value, globals=False, most=_MANY)[0][:4].hex()
 
 
 def digest(value: Any) -> bytes:
-    """Return a hash of one value with all entries of long sequences, but without globals."""
+    """Return a hash of a value, including all entries of long sequences, but without globals."""
     return hash_value(value, globals=False)[0]
 
 
 def digest_values(pipe: Any) -> bytes:
-    """Return a hash of the data on which the values of a pipe depend, without globals; empty for a stock pipe."""
+    """Return a hash of the data that determines the values of a pipe, without globals; empty for a stock pipe."""
     return hash_value(pipe.value_fingerprint(), globals=False)[0] if isinstance(pipe, Fingerprinted) else b""
 
 
 def sketch(value: Any, budget: int = 256) -> Any:
-    """Return plain data that tell values in memory apart: sizes, and about `budget` entries spread over them.
+    """Return plain data that distinguishes values in memory: sizes, and about `budget` entries spread over them.
 
-    Texts count without the folders in them, because files may be moved. Of other objects, only data sets and
-    dataclasses count, by the values that they hold.
+    Folders in paths are ignored, because files may be moved. Of other objects, only data sets and dataclasses are
+    included, through the values that they hold.
     """
     if isinstance(value, str | PurePath):
         return _SEPARATOR.split(str(value))[-1]
     if isinstance(value, _LEAVES):
         return value
     if budget and not callable(value):
-        # An object of a library may run any code when it is looked at.
+        # Attribute access on a library's object may run any code.
         with suppress(Exception):
             return _sketch_of_entries(value, budget)
     return None
@@ -541,7 +541,7 @@ def _sketch_of_entries(value: Any, budget: int) -> Any:
 
 
 def sketch_of_attributes(value: Any) -> Any:
-    """Return the sketch of what a data set held when it was first asked for: reading may fill caches in it."""
+    """Return the sketch of a data set's attributes at the first call, because reading may fill caches in them."""
     sketches = _first_sketches.get(value)
     if sketches is None:
         # A data set may refer to itself.
@@ -568,8 +568,8 @@ def _pipe_parts(pipe: Any, follows_globals: bool) -> Iterator[Any]:
 
 
 def stock_fingerprint(pipe: Any) -> dict[str, Any]:
-    """Return the data that identify a pipe of torch.
+    """Return the data that identifies a pipe of torch.
 
-    Pipes of kdpipes that replace one of torch have the same data, so that states fit both.
+    Pipes of kdpipes that replace one of torch's return the same data, so that states fit both.
     """
     return {name: value for name, value in vars(pipe).items() if not name.startswith("_")}

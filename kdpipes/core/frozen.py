@@ -11,19 +11,19 @@ from torch.utils.data import get_worker_info
 from kdpipes.core.messages import warn
 
 _MAX_WATCHED = 1024  # positions
-_MIN_REPEATS = 32  # a few samples may well be read again, as in a notebook
-TAG = "_kdpipes_tag"  # an attribute of all pipes: random bytes, which no other pipe has
-_NUM_BYTES = 8  # of a tag, and of a seed
-# Shared with processes that are forked later. torch's DataLoader starts new workers for each epoch, whose copies of a
-# chain know nothing of earlier ones. So the first worker notes the chain and the seed of its loader's epoch here. Of
-# two chains whose tags begin with the same byte, only the last one is known.
-_WARNED = b"\xff" * _NUM_BYTES  # no seed: it would be negative
+_MIN_REPEATS = 32  # rereading a few samples is normal, as in a notebook
+TAG = "_kdpipes_tag"  # an attribute of all pipes: random bytes that identify the pipe
+_NUM_BYTES = 8  # of a tag and of a seed
+_WARNED = b"\xff" * _NUM_BYTES  # not a valid seed: it would be negative
+# This page is shared with processes that are forked later. torch's DataLoader starts new workers for each epoch, whose
+# copies of a chain know nothing of earlier workers. So the first worker notes the chain and the seed of its loader's
+# epoch here. Of two chains whose tags begin with the same byte, only the last one is known.
 _page = mmap.mmap(-1, 256 * 2 * _NUM_BYTES)
 _page_owner = os.getpid()
 
 
 class Reads:
-    """The reads of one indexed chain without `deal`, in the epoch that was set last, or in none.
+    """The reads of one indexed chain without `deal`, in the epoch set last if any.
 
     Args:
         chain: The chain.
@@ -42,7 +42,7 @@ class Reads:
         self._last = -1
 
     def note(self, position: int) -> None:
-        """Note that a position is read. Warn if many positions were read before."""
+        """Record the read of a position, and warn if many positions are read a second time."""
         if self._random_name is None:
             return
         worker = get_worker_info()
@@ -60,13 +60,13 @@ class Reads:
 
     def _note_repeat(self) -> None:
         self._num_repeats += 1
-        # A sampler may draw a sample several times in an epoch that was set: a whole second pass is another epoch.
+        # A sampler may draw a sample twice in an epoch that was set. Only a whole second pass is another epoch.
         least = max(self._min_repeats, len(self._watched)) if self._has_epoch else self._min_repeats
         if self._num_repeats >= least:
             self._warn()
 
     def _is_of_another_epoch(self, worker: Any) -> bool:
-        """Return whether workers of an earlier epoch have read the chain. Spawned ones cannot know: assume it."""
+        """Return whether workers of an earlier epoch have read the chain. Spawned workers cannot tell and assume so."""
         if _page_owner == os.getpid():
             return bool(worker.id == 0)
         seed = ((worker.seed - worker.id) % (1 << 63)).to_bytes(_NUM_BYTES, "little")

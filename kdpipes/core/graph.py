@@ -1,4 +1,7 @@
-"""Which pipes a pipe reads from: the only traversal of pipes in kdpipes. It knows torch's pipes alone."""
+"""Find the pipes that a pipe reads from.
+
+This is the only traversal of pipes in kdpipes. It depends on torch's pipes alone.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from typing import Any
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 
 AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
-_LOOKED_AT = 8  # entries of a collection; if none of the first ones is a pipe, the collection holds data
+_LOOKED_AT = 8  # if none of the first entries of a collection is a pipe, the collection holds data
 
 
 def edges_from(pipe: AnyPipe) -> list[tuple[AnyPipe, list[AnyPipe]]]:
-    """Return all pipes of the chain that ends with `pipe`, that pipe first, each with the pipes that it reads from."""
+    """Return all pipes of the chain ending with `pipe`, that pipe first, each with the pipes that it reads from."""
     edges: dict[int, tuple[AnyPipe, list[AnyPipe]]] = {}
     waiting = deque([pipe])
     while waiting:

@@ -14,7 +14,7 @@ from kdpipes.core.pipe import Pipe
 from kdpipes.core.shared import Shared
 from kdpipes.core.user_code import CARRIERS, GENERATORS, Reached, is_kdpipes, is_users, reached_from
 
-# Classes of open files and connections, by the module that has them if a script has imported it.
+# Classes of open files and connections, by the module that defines them. They matter only if a script imported it.
 _CONNECTIONS = {
     "av.container": ("InputContainer",),
     "cv2": ("VideoCapture",),
@@ -37,7 +37,7 @@ _GENERATORS = {
 
 
 class Held(NamedTuple):
-    """A value in the objects of a user that processes must not share.
+    """A value held by a user's object that processes must not share.
 
     Args:
         name: The attribute or variable that holds it: "Rows.file".
@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 
 def warn_of_handles(value: Any, *, is_forked: bool) -> None:
-    """Warn of what a chain holds that makes samples depend on the workers.
+    """Warn of values in a chain that make samples depend on the number of workers.
 
     Args:
         value: A chain, or a function that holds one.
@@ -73,13 +73,13 @@ def warn_of_handles(value: Any, *, is_forked: bool) -> None:
 
 
 def find_handles(value: Any) -> Iterator[Held]:
-    """Yield the open files, connections and generators that users' objects hold, in a chain or a function."""
+    """Yield the open files, connections and generators that users' objects hold in a chain or a function."""
     connections = _loaded(_CONNECTIONS)
     generators = (*_loaded(_GENERATORS), *GENERATORS, GeneratorType)
     for reached in reached_from(value, follows_code=False):
         part = reached.value
         if isinstance(part, generators):
-            # Nobody seeds the generators of a dataset, or of a source that a user wrote.
+            # The generators of a dataset or of a user's own source are never seeded.
             for holder in (each.value for each in _holders_of(reached)):
                 is_source = isinstance(holder, Pipe) and is_users(type(holder)) and holder.traits.role == "source"
                 if is_source or isinstance(holder, Shared):
@@ -90,31 +90,31 @@ def find_handles(value: Any) -> Iterator[Held]:
 
 
 def _holders_of(reached: Reached) -> Iterator[Reached]:
-    """Yield what holds an object, what holds that, and so on."""
+    """Yield the holder of an object, the holder of that one, and so on."""
     while reached.holder is not None:
         reached = reached.holder
         yield reached
 
 
 def _is_of_user(reached: Reached) -> bool:
-    """Return whether a user's object or function, not kdpipes itself, refers to an object, maybe in a collection."""
+    """Return whether an object is referred to by a user's object or function, directly or through collections."""
     holders = (holder.value for holder in _holders_of(reached))
     nearest = next((value for value in holders if not isinstance(value, CARRIERS)), None)
     return isinstance(nearest, Shared | Callback) or (nearest is not None and not is_kdpipes(type(nearest)))
 
 
 def _loaded(classes: Mapping[str, tuple[str, ...]]) -> tuple[type, ...]:
-    """Return those of the classes whose modules have been imported."""
+    """Return the classes whose modules have been imported."""
     found = (getattr(sys.modules.get(module), name, None) for module, names in classes.items() for name in names)
     return tuple(kind for kind in found if isinstance(kind, type))
 
 
 def _is_open(value: Any) -> bool:
-    """Return whether a value reads from a descriptor of the system, such as a file, an archive or a socket."""
-    file = getattr(value, "fp", None) or getattr(value, "fileobj", None) or value  # of a ZipFile or TarFile
+    """Return whether a value reads from an operating system descriptor, such as a file, an archive or a socket."""
+    file = getattr(value, "fp", None) or getattr(value, "fileobj", None) or value  # of a ZipFile or a TarFile
     if not callable(getattr(file, "fileno", None)) or isinstance(file, type):
         return False
     try:
         return file.fileno() >= 0 and (not isinstance(file, io.IOBase) or file.readable())
-    except Exception:  # of any class: it is closed, or in memory
+    except Exception:  # any class: the file is closed or in memory
         return False

@@ -1,4 +1,4 @@
-"""`IterPipe`, the base class of streams of samples, and how loaders seed the streams of a chain."""
+"""`IterPipe`, the base class of streams of samples, and functions with which loaders seed the streams of a chain."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ else:
     IterChain = IterDataPipe
 
 Item = TypeVar("Item")
-_open = weakref.WeakSet[Any]()  # iterators of streams
+_open = weakref.WeakSet[Any]()  # open iterators of streams
 Stream = TypeVar("Stream", bound="IterPipe")
 _STANDING = (
     *("_epochs", "_renewed", "_snapshot_state", "_number_of_samples_yielded", "_valid_iterator_id"),
@@ -50,14 +50,14 @@ _STANDING = (
 
 @atexit.register
 def _close_streams() -> None:
-    """Close open iterators while modules still exist, which their cleanup needs."""
+    """Close open iterators while the modules that their cleanup needs still exist."""
     for iterator in list(_open):
         with suppress(ValueError):  # another thread is running it
             iterator.close()
 
 
 class Streaming(Pipe, Generic[Item]):
-    """A stream whose `__iter__` torch's metaclass does not wrap, so that errors keep their type and arguments."""
+    """A stream whose `__iter__` is not wrapped by torch's metaclass, so that errors keep their type and arguments."""
 
     for_users: ClassVar[tuple[str, ...]] = ("set_epoch",)
 
@@ -70,7 +70,7 @@ class Streaming(Pipe, Generic[Item]):
         forwarded: Iterator[Item] | None = self.__dict__.pop("_fast_forward_iterator", None)
         if forwarded is None:
             items = self.iterate()
-            if not isinstance(items, Generator):  # the loader's own iterators have more methods
+            if not isinstance(items, Generator):  # iterators of the loader have more methods than generators
                 return items
             _open.add(shortening := with_short_tracebacks(items))
             return shortening
@@ -86,12 +86,12 @@ class Streaming(Pipe, Generic[Item]):
     def map(self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> MapperIterDataPipe:
         """Apply a function to each item, like torch's `.map`, but with the same random numbers in any worker.
 
-        After `deal` and pipes that make one item of each batch (`collate_samples`, `mixup`, `map`, ...), the random
-        numbers depend on the seed of `deal`, the epoch, the batch and this operation. Before `deal`, they depend on the
-        position in the stream. The global generators of `random`, NumPy and torch are seeded for each call and restored
-        afterwards, and threads take turns. A function with a parameter `rng` gets a `numpy.random.Generator` instead;
-        for a function with an attribute `is_random = False`, nothing is seeded. After any other built-in torch pipe,
-        and after `to_device`, `.map` is torch's own and seeds nothing.
+        After `deal` and one-to-one pipes (`collate_samples`, `mixup`, `map`, ...), the random numbers depend on the
+        seed of `deal`, the epoch, the batch and this operation. Before `deal`, they depend on the position in the
+        stream. The global generators of `random`, NumPy and torch are seeded for each call and restored afterwards, and
+        threads take turns. A function with a parameter `rng` gets a `numpy.random.Generator` instead; for a function
+        with an attribute `is_random = False`, nothing is seeded. After any other built-in torch pipe, and after
+        `to_device`, `.map` is torch's own and seeds nothing.
 
         Args:
             fn: The function.
@@ -111,7 +111,7 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
 
     def __init__(self, datapipe: Any, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> None:
         called = Callback("fn", fn, check=False)
-        is_given = "rng" in called.parameters  # bound for torch's check of the signature, which does not expect it
+        is_given = "rng" in called.parameters  # bind `rng` for torch's check of the signature, which does not expect it
         Mapper.__init__(self, datapipe, functools.partial(fn, rng=None) if is_given else fn, input_col, output_col)
         self._note(called)
 
@@ -129,14 +129,14 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
             applied.fn = self.fn
             if sample_key is not None:
                 applied.fn = functools.partial(call_with_key, self._called, sample_key, self._place)
-            # `_apply_fn` reads these three attributes only.
+            # `_apply_fn` reads only these three attributes.
             yield type(self)._apply_fn(applied, data)  # type: ignore[arg-type,no-untyped-call]
 
     def fingerprint(self) -> Any:
         return stock_fingerprint(self)
 
     def _numbering(self) -> Callable[[int], SampleKey | None]:
-        """Return a function that gives the n-th item of an epoch its own `SampleKey`."""
+        """Return a function that returns the `SampleKey` of the n-th item of an epoch."""
         chain = Chain.of(self)
         dealer = chain.numbering_deal()
         if dealer is not None:
@@ -146,7 +146,7 @@ class MapperIterDataPipe(Streaming[Any], Mapper):  # type: ignore[type-arg]
         begun: list[tuple[int, int]] = []
 
         def key_of(number: int) -> SampleKey | None:
-            if not begun:  # pipes upstream know their epoch only once they have given an item
+            if not begun:  # pipes upstream know their epoch only after they have yielded an item
                 opened = current_epoch() or (None if stream is None else stream.this_epoch())
                 begun.extend([] if opened is None else [opened])
             return SampleKey(*begun[0], number * stride + offset) if begun else None
@@ -175,7 +175,7 @@ class IterPipe(Streaming[Any], IterChain):
     computed = _STANDING
 
     def __new__(cls: type[Stream], *args: Any, **kwargs: Any) -> Stream:
-        # Not in `__init__`, so that pipes of users work without `super().__init__()`.
+        # This is not in `__init__`, so that users' pipes work without `super().__init__()`.
         made = super().__new__(cls, *args, **kwargs)
         made._epochs = EpochCounter()
         made._renewed = None
@@ -201,7 +201,7 @@ class IterPipe(Streaming[Any], IterChain):
             yield finished(self, sample)
 
     def set_seed(self, seed: int) -> IterPipe:
-        """Count an epoch. Loaders call this when an epoch begins. Random numbers depend on `deal(seed=...)` instead."""
+        """Count an epoch: loaders call this at its start. `seed` is ignored in favour of that of `deal`."""
         self._epochs.seeded()
         return self
 
@@ -223,7 +223,7 @@ class IterPipe(Streaming[Any], IterChain):
         return self._renewed[0] if self._renewed is not None else 0, self._epochs.peek() - 1
 
     def column(self, name: str) -> Any:
-        """Raise TypeError: a stream has no columns."""
+        """Raise TypeError, because a stream has no columns."""
         raise TypeError(
             f"`{pipe_name(self)}` is a stream and has no columns. `kdp.open_shards` opens shards as an indexed source."
         )
@@ -249,7 +249,7 @@ def samples_of(source_datapipe: Any, name: str) -> Iterator[Sample]:
 
 
 def _part_of(pipe: Any) -> tuple[int, int]:
-    """Return the stride and the offset of the ordinals that a sharding filter upstream leaves to this worker."""
+    """Return the stride and the offset of the ordinals that a sharding filter upstream assigns to this worker."""
     sharder = next(iter(Chain.of(pipe).of_type(ShardingFilter)), None)
     return (1, 0) if sharder is None else (sharder.num_of_instances, sharder.instance_id)
 
@@ -259,14 +259,14 @@ def seed_streams(
 ) -> None:
     """Seed streams, and all other random pipes in a chain, for an epoch.
 
-    Otherwise, stock pipes such as `shuffle` would draw other random numbers in each worker, and samples would be lost
-    and duplicated.
+    Without this, stock pipes such as `shuffle` would draw different random numbers in each worker, so that samples
+    would be lost and duplicated.
 
     Args:
-        nodes: The nodes of the chain, its end first.
+        nodes: The nodes of the chain, starting at its end.
         seed: The seed of all epochs.
         epoch: The epoch number, from 0.
-        place: The number of nodes at the end of the chain that `nodes` leaves out.
+        place: The number of nodes at the end of the chain that `nodes` omits.
         round: The number of times that the streams have been read in this epoch.
         keeps_own_seeds: Whether to leave out stock pipes with a seed of their own, `.shuffle().set_seed(1)`.
     """
@@ -278,18 +278,18 @@ def seed_streams(
             number = int.from_bytes(hash_key(seed, epoch, "upstream", place, round)[:7], "little")
             if isinstance(pipe, Seeded):
                 pipe.set_seed(number)
-            elif is_of_torchdata(pipe, "SampleMultiplexer"):  # it has no `set_seed`, and would draw on where it stands
+            elif is_of_torchdata(pipe, "SampleMultiplexer"):  # it has no `set_seed`, and would keep its state
                 pipe.random.seed(number)
         place += not node.traits.is_transparent  # a state taken without a cache must fit a chain with one
 
 
 class Tolerance(NamedTuple):
-    """What `.on_error(...)` downstream allows.
+    """The errors that `.on_error(...)` downstream tolerates.
 
     Args:
-        gives_up: Called with the name of a shard in the keys of samples, the number of samples of the stream so far,
-            and the error, if the rest of the shard cannot be read; returns whether it may be left out.
-        keeps_failures: Whether samples that cannot be made pass on with their error, `Sample.failure`.
+        gives_up: A function that is called if the rest of a shard cannot be read, with the shard's name in the keys of
+            samples, the number of samples of the stream so far, and the error. It returns whether to skip the rest.
+        keeps_failures: Whether a sample that cannot be made is passed on with its error, `Sample.failure`.
     """
 
     gives_up: Callable[[str, int, Exception], bool]

@@ -1,4 +1,4 @@
-"""Unique keys for samples whose names repeat, such as the rows of a table that name the same image."""
+"""Unique keys for samples whose names repeat, such as table rows that name the same image."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_MARK = " #"  # between a name and the number of its repetition
+_MARK = " #"  # between a name and its repetition number
 _REPETITION = re.compile(r" #\d+$")
 
 
 def repetitions(names: Sequence[str]) -> NDArray[np.int32] | None:
-    """Return the number that makes each name unique, `[n]`: 0 for the first of equal ones, 2, 3, ... for the others.
+    """Return a number that makes each name unique, `[n]`: 0 for its first occurrence, then 2, 3, ...
 
     Return None if no name repeats.
 
@@ -46,7 +46,7 @@ def unique_key(name: str, number: int) -> str:
 
 
 def without_repetition(key: str) -> str:
-    """Return the name that a key was made of.
+    """Return the name that a key was made from.
 
     >>> without_repetition("a.jpg #2")
     'a.jpg'

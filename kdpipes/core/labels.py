@@ -19,7 +19,7 @@ them sample by sample and has class names. Plan pipes, which need classes, use `
 | vectors, lists, dictionaries and other values | unchanged | unchanged |
 
 Without class names, the second column applies if all labels are known at once. Labels that are read sample by sample
-are left unchanged, because neither the classes nor the types of all labels are known. A plan pipe reads all labels, and
+are left unchanged, because the classes and types of the other labels are unknown. A plan pipe reads all labels and
 interprets them by the second column.
 """
 
@@ -46,7 +46,7 @@ from kdpipes.core.map_pipe import as_column
 from kdpipes.core.messages import counted
 from kdpipes.core.sample import Block, Sample
 
-LABEL_FIELDS = ("y", "cls")  # the fields that hold labels: those of samples, and of webdataset's shards
+LABEL_FIELDS = ("y", "cls")  # fields that hold labels: of samples, and of webdataset's shards
 RANGES = (
     " Classes must be whole numbers. Turn ranges of numbers into classes: `.transform('y', lambda y: int(y // 10))`."
 )
@@ -74,7 +74,7 @@ class _Factors(NamedTuple):
 
 @runtime_checkable
 class _ClassLabel(Protocol):
-    """A feature with class names of a Hugging Face dataset."""
+    """A Hugging Face feature with class names."""
 
     names: Any
 
@@ -185,12 +185,12 @@ def is_same(one: Any, other: Any, names: Names) -> bool:
         with suppress(ValueError):
             values = [class_of(value, names) for value in values]
     if all(isinstance(value, int | float) for value in values):
-        return math.isclose(*values, rel_tol=1e-6)  # float32 and float64
+        return math.isclose(*values, rel_tol=1e-6)  # tolerance for float32 against float64
     return _are(str, values) and values[0] == values[1]
 
 
 def as_classes(column: NDArray[Any]) -> NDArray[Any]:
-    """Return labels of any source as the integers or texts that plan pipes use as classes: -1 or "" where missing.
+    """Return labels of any source as the integers or texts that plan pipes use as classes, with -1 or "" if missing.
 
     Labels that are not classes are returned unchanged, or as floats.
 
@@ -219,7 +219,7 @@ def are_classes(labels: NDArray[Any]) -> bool:
 
 
 def label_of(value: Any) -> Any:
-    """Return one label as plan pipes use it: an integer or a text, -1 if it is missing; other values unchanged.
+    """Return one label as plan pipes use it: an integer, a text, or -1 if missing; other values are unchanged.
 
     >>> [label_of(value) for value in (2.0, True, b"heron", None, 0.5)]
     [2, 1, 'heron', -1, 0.5]
@@ -251,13 +251,13 @@ def class_names_in(dataset: Any, fields: Sequence[str]) -> Names:
 
 
 def _as_array(labels: Any) -> Any:
-    """Return labels as an array; pandas categories, and Arrow columns other than numbers, are kept."""
+    """Return labels as an array; pandas categories, and Arrow columns other than numbers, are returned unchanged."""
     if hasattr(labels, "to_arrow"):  # polars
         labels = labels.to_arrow()
     if hasattr(labels, "dictionary_encode"):
         return _numbers_of_arrow(labels)
     if isinstance(labels, np.ma.MaskedArray):
-        return as_column(labels.tolist())  # with None for masked entries
+        return as_column(labels.tolist())  # masked entries become None
     if _categories_of(labels) is not None:
         return labels
     return as_column(labels.to_numpy() if hasattr(labels, "to_numpy") else labels)
@@ -286,7 +286,7 @@ def _needs_no_names(column: NDArray[Any], names: Names) -> bool:
 
 
 def _whole(column: NDArray[Any]) -> NDArray[Any]:
-    """Return floats as integers if all of them are whole or missing; other columns are returned unchanged."""
+    """Return floats as integers if all are whole or missing; other columns are returned unchanged."""
     if column.dtype.kind != "f":
         return column
     is_missing = np.isnan(column)
@@ -295,7 +295,7 @@ def _whole(column: NDArray[Any]) -> NDArray[Any]:
 
 
 def _factors(labels: Any) -> _Factors | None:
-    """Return the distinct labels and where they occur; None if labels are vectors, dictionaries or dates."""
+    """Return the distinct labels and their occurrences; None if labels are vectors, dictionaries or dates."""
     categories = _categories_of(labels)
     if categories is not None:
         codes = getattr(labels, "cat", labels).codes
@@ -310,7 +310,7 @@ def _factors(labels: Any) -> _Factors | None:
     entries = [None if label is np.ma.masked else label for label in labels.tolist()]
     try:
         places = {value: place for place, value in enumerate(dict.fromkeys(entries))}
-    except TypeError:  # lists, arrays and dictionaries have no hash
+    except TypeError:  # lists, arrays and dictionaries are not hashable
         return None
     codes = np.fromiter((places[value] for value in entries), dtype=np.intp, count=len(entries))
     return _Factors([*places], codes)
@@ -334,7 +334,7 @@ def _of_categories(values: list[Any], codes: NDArray[Any]) -> _Factors:
 
 
 def _numbered(factors: _Factors) -> tuple[NDArray[Any] | None, Names]:
-    """Return the number of each distinct label, and the names of the classes; None if the labels are not classes."""
+    """Return the class number of each distinct label, and the class names; None if the labels are not classes."""
     plain = list(map(_plain, factors.values))
     if _are(int | float, plain):
         return _with_missing(plain), None
@@ -356,7 +356,7 @@ def _numbered(factors: _Factors) -> tuple[NDArray[Any] | None, Names]:
 
 
 def _named(factors: _Factors, names: tuple[str, ...], param: str) -> NDArray[Any] | None:
-    """Return the number of each distinct label by the names of the classes; None if the labels are not classes."""
+    """Return the class number of each distinct label by the given class names; None if the labels are not classes."""
     used = set(np.unique(factors.codes % max(len(factors.values), 1)).tolist())
     values = [value if place in used else None for place, value in enumerate(factors.values)]
     try:
@@ -371,7 +371,7 @@ def _are(kinds: Any, plain: Sequence[Any]) -> bool:
 
 
 def _with_missing(numbers: Sequence[int | float | None]) -> NDArray[Any]:
-    """Return numbers as an array. Missing ones are -1, or NaN if there are floats that are not classes."""
+    """Return numbers as an array. Missing values are -1, or NaN if there are floats that are not classes."""
     if not numbers:
         return np.zeros(0, dtype=np.int64)
     missing = math.nan if any(isinstance(number, float) for number in numbers) else UNLABELLED
@@ -379,7 +379,7 @@ def _with_missing(numbers: Sequence[int | float | None]) -> NDArray[Any]:
 
 
 def _plain(label: Any) -> Any:
-    """Return a label as an integer, a float that is not whole, a text, or None if it is missing; others unchanged."""
+    """Return a label as an integer, a non-whole float, a text, or None if it is missing; other values unchanged."""
     label = label.as_py() if hasattr(label, "as_py") else label
     if _is_missing(label):
         return None
@@ -404,7 +404,7 @@ def _is_missing(label: Any) -> bool:
 
 
 def _texts_of(label: Any) -> tuple[str, ...]:
-    """Return the names that a label may have, the likeliest first."""
+    """Return the names that a label may stand for, the likeliest first."""
     if getattr(label, "shape", None) == ():
         return _texts_of(label.item())
     if isinstance(label, bool):
@@ -422,12 +422,12 @@ def _texts_of(label: Any) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _numbers_of(names: tuple[str, ...]) -> tuple[dict[str, int], bool]:
-    """Return the numbers of classes by name, and whether a name is itself a number."""
+    """Return the class numbers by name, and whether a name is itself a number."""
     return {name: number for number, name in enumerate(names)}, any(_numbers_in([name]) for name in names)
 
 
 def _numbers_in(texts: Sequence[str]) -> list[Any] | None:
-    """Return the numbers that texts represent, None for "nan"; None if a text does not represent a number.
+    """Return the numbers that texts represent, with None for "nan"; return None if a text does not represent a number.
 
     >>> _numbers_in(["1", "10"]), _numbers_in(["0.50", "1e-05"]), _numbers_in(["007"]), _numbers_in(["1e5"])
     ([1, 10], [0.5, 1e-05], None, None)

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 else:
     MapChain = MapDataPipe
 
-_KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' own classes, too
+_KEPT_LABELS = "_kdpipes_kept_labels"  # an attribute of users' classes as well
 _EPOCH = "_kdpipes_epoch"
 _READS = "_kdpipes_reads"
 _DRAWING = "_kdpipes_drawing"
-MEASURED_ROWS = "_kdpipes_measured_rows"  # an attribute of a pipe that is being profiled: what `blocks_at` calls
-_WATCHED = 8  # samples of a column that show whether its values are drawn at random
-_BULK = 512  # samples of a column that a remote source is asked for at a time
+MEASURED_ROWS = "_kdpipes_measured_rows"  # attribute of a profiled pipe: what `blocks_at` calls
+_WATCHED = 8  # number of samples of a column that are checked for values drawn at random
+_BULK = 512  # number of samples of a column requested from a remote source at a time
 
 
 class MapPipe(Pipe, MapChain):
@@ -83,17 +83,17 @@ class MapPipe(Pipe, MapChain):
         return block.sample()
 
     def read_blocks(self, rows: Rows) -> Sequence[Block]:
-        """Return new blocks with the samples at some positions. Fields are loaded lazily.
+        """Return new blocks with the samples at the given positions. Fields are loaded lazily.
 
-        `places` of a block says which of the rows its samples are. A subclass implements either this or `fetch`.
+        `places` of a block says to which rows its samples belong. A subclass implements either this or `fetch`.
         """
         return _one_by_one(rows, self.fetch, pipe_name(self))
 
     def prefetch(self, order: Order) -> None:
-        """Start to read the samples that will be fetched. Sources that read over a network override this.
+        """Start to read samples before they are fetched. Sources that read over a network override this.
 
-        It is called when an epoch begins with the order of the epoch (`order.is_epoch` is True), and then repeatedly
-        with the positions of the next batches.
+        This is called at the start of an epoch with the order of the epoch (`order.is_epoch` is True), and then
+        repeatedly with the positions of the next batches.
         """
 
     @overload
@@ -150,9 +150,10 @@ class MapPipe(Pipe, MapChain):
     def map(self, fn: Callable[..., Any] = default_fn) -> MapperMapDataPipe:
         """Apply a function to each item, like torch's `.map`, but with the same random numbers in any worker.
 
-        They depend on the seed of `deal`, the epoch, the position and this operation. The global generators of
-        `random`, NumPy and torch are seeded for each call and restored afterwards. A function with a parameter `rng`
-        gets a `numpy.random.Generator` instead; for one with an attribute `is_random = False`, nothing is seeded.
+        The random numbers depend on the seed of `deal`, the epoch, the position and this operation. The global
+        generators of `random`, NumPy and torch are seeded for each call and restored afterwards. A function with a
+        parameter `rng` gets a `numpy.random.Generator` instead; for one with an attribute `is_random = False`, nothing
+        is seeded.
 
         Args:
             fn: The function.
@@ -194,7 +195,7 @@ class MapPipe(Pipe, MapChain):
     def _checked_column(self, name: str) -> NDArray[Any]:
         field = None
         if "." in name:
-            len(self)  # a source that has not been opened yet knows neither fields nor columns
+            len(self)  # a source that has not been opened yet does not know its fields and columns. `len` opens it
             field = None if has_column(self, name) else field_of(name, self.field_names() or ())
         with planning(0):
             column = as_column(self.read_column(name if field is None else field))
@@ -222,11 +223,11 @@ class MapPipe(Pipe, MapChain):
         return as_column([*values, *(value_of(sample, name) for sample in samples)])
 
     def _all_ahead(self) -> Iterator[Sample]:
-        """Yield all samples. What a remote source needs for them is read in bulk, a window ahead."""
+        """Yield all samples. The data that a remote source needs is read in bulk, one window ahead."""
         if not any(node.traits.is_remote for node in Chain.of(self)):
             yield from map(self.fetch, range(len(self)))
             return
-        # The first sample alone shows the source which fields are read.
+        # The first window holds a single sample, which shows the source the fields to read.
         starts = [0, *range(1, len(self), _BULK), len(self)]
         windows = [range(start, stop) for start, stop in pairwise(starts)]
         for place, window in enumerate(windows):
@@ -246,7 +247,7 @@ def _fetches(kind: Any) -> bool:
 
 
 def blocks_at(pipe: MapPipe, rows: Rows) -> Sequence[Block]:
-    """Return blocks of the samples at some positions. A profile may measure that."""
+    """Return blocks of the samples at some positions, through the measuring function of a profile if there is one."""
     measured: Callable[[Rows], Sequence[Block]] | None = vars(pipe).get(MEASURED_ROWS)
     return read_rows(pipe, rows) if measured is None else measured(rows)
 
@@ -310,7 +311,7 @@ class MapperMapDataPipe(Pipe, Mapper):  # type: ignore[type-arg]
             raise error  # KDPIPES_TRACEBACK=full shows the frames in between
 
     def _source(self) -> Any:
-        """Return the pipe of samples upstream, whose `set_epoch` counts."""
+        """Return the nearest pipe of samples upstream, whose epoch is set by `set_epoch`."""
         pipe = self.datapipe
         while isinstance(pipe, Mapper):
             pipe = pipe.datapipe
@@ -321,7 +322,7 @@ note_name(MapperMapDataPipe, "map")
 
 
 def item_at(pipe: Any, position: int) -> Any:
-    """Return an item of an indexed pipe, which may be a stock pipe. Unlike indexing, this is no read by a loader."""
+    """Return an item of an indexed pipe, which may be a stock pipe. Indexing counts as a read; this does not."""
     if isinstance(pipe, MapperMapDataPipe):
         return pipe.read_item(position)
     if not isinstance(pipe, MapPipe):
@@ -333,7 +334,7 @@ def item_at(pipe: Any, position: int) -> Any:
 
 
 def _note_read(pipe: MapPipe, position: int) -> None:
-    """Note that a sample is read outside of an epoch of `deal`, and warn if random transforms repeat."""
+    """Record that a sample is read outside of an epoch of `deal`, and warn if random transforms repeat."""
     reads: Reads | None = vars(pipe).get(_READS)
     if reads is None:
         random_name = Chain.of(pipe).random_name() or redrawing_name(pipe)
@@ -343,20 +344,20 @@ def _note_read(pipe: MapPipe, position: int) -> None:
 
 @runtime_checkable
 class _Redrawing(Protocol):
-    """A pipe that knows whether it or a pipe upstream chooses other samples in each epoch."""
+    """A pipe that knows whether it or a pipe upstream chooses different samples in each epoch."""
 
     def redrawn_by(self, *, of_labels: bool) -> str | None: ...
 
 
 def redrawing_name(pipe: Any, *, of_labels: bool = False) -> str | None:
-    """Return the name of `pipe`, or of a pipe upstream, if it chooses other samples in each epoch; else None.
+    """Return the name of `pipe`, or of a pipe upstream, if it chooses different samples in each epoch; else None.
 
-    In that case, `fetch`, `prefetch` and shard numbers refer to the samples of the epoch that `deal` is in.
-    Without `deal`, and for columns, they refer to those of epoch 0. The length is the same in every epoch.
+    In that case, `fetch`, `prefetch` and shard numbers refer to the samples of the current epoch of `deal`. Columns,
+    and everything in a chain without `deal`, refer to the samples of epoch 0. The length is the same in every epoch.
 
     Args:
         pipe: The pipe.
-        of_labels: Whether to ignore pipes that keep the label at each position.
+        of_labels: Whether to ignore pipes that do not change the label at a position.
     """
     if isinstance(pipe, _Redrawing):
         return pipe.redrawn_by(of_labels=of_labels)
@@ -367,26 +368,26 @@ def redrawing_name(pipe: Any, *, of_labels: bool = False) -> str | None:
 
 @runtime_checkable
 class _Sharded(Protocol):
-    """A source of shards, or a plan pipe."""
+    """A pipe with shard numbers: a source of shards, or a plan pipe."""
 
     def shard_numbers(self) -> NDArray[Any] | None: ...
 
 
 def shard_numbers_of(pipe: Any) -> NDArray[Any] | None:
-    """Return the number of the shard of each sample of an indexed pipe; None if a source has no shards."""
+    """Return the shard number of each sample of an indexed pipe; None if a source has no shards."""
     origin = before_work(pipe)
     return origin.shard_numbers() if isinstance(origin, _Sharded) else None
 
 
 def before_work(pipe: Any) -> Any:
-    """Return the pipe before the work pipes at the end of a chain: it has the same samples at the same positions."""
+    """Return the pipe before the work pipes at the end of a chain. It has the same samples at the same positions."""
     while operation_of(pipe) is not None:
         (pipe,) = upstream_of(pipe)
     return pipe
 
 
 def _pick(pipe: Any, indices: Any) -> Any:
-    """Return a pipe of the samples at some positions; the items of `select` are picked before they are made."""
+    """Return a pipe of the samples at the given indices. Samples are picked before `select` makes items of them."""
     operation = operation_of(pipe)
     if operation is not None and operation.traits.gives == "items":
         (source,) = upstream_of(pipe)
@@ -415,10 +416,10 @@ def is_key(name: str, fields: Container[str]) -> bool:
 
 
 def as_column(values: Any) -> NDArray[Any]:
-    """Return values as an array `[n]` of numbers or strings if all are of one of these kinds, else of objects.
+    """Return values as an array `[n]`: of numbers or of strings if all values are of that kind, otherwise of objects.
 
-    Arrays and tensors without dimensions become plain values. Texts that end with NUL, which NumPy would cut off, are
-    objects.
+    Zero-dimensional arrays and tensors become plain values. Texts that end with NUL are stored as objects, because
+    NumPy would strip the NUL.
     """
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu()
@@ -429,16 +430,16 @@ def as_column(values: Any) -> NDArray[Any]:
     is_scalar = [isinstance(value, arrays) and value.ndim == 0 and value is not np.ma.masked for value in values]
     values = [value.item() if scalar else value for value, scalar in zip(values, is_scalar, strict=True)]
     kinds = {type(value) for value in values}
-    if any(issubclass(kind, Enum) for kind in kinds):  # NumPy would cut off the texts of text enums
+    if any(issubclass(kind, Enum) for kind in kinds):  # NumPy would truncate the texts of text enums
         values = [
             value.value if isinstance(value, Enum) and isinstance(value, str | int) else value for value in values
         ]
         kinds = {type(value) for value in values}
     is_text = all(issubclass(kind, str) for kind in kinds) and not any(value[-1:] == "\0" for value in values)
     if is_text or all(issubclass(kind, Number | np.generic) for kind in kinds):
-        return number_array(values)  # where NumPy would not cut off the ends of texts
+        return number_array(values)  # for which NumPy would not truncate texts
     column = np.empty(len(values), dtype=object)
-    for place, value in enumerate(values):  # NumPy would take apart lists and arrays of equal length
+    for place, value in enumerate(values):  # NumPy would stack lists and arrays of equal length
         column[place] = value.item() if isinstance(value, np.number | np.bool_) else value
     return column
 
@@ -456,7 +457,7 @@ def number_array(values: Sequence[Any]) -> NDArray[Any]:
     return np.asarray(integers, dtype=np.uint64 if min(integers) >= 0 else object)
 
 
-_WITHOUT_COLUMNS: dict[Any, str] = {  # hints for stock pipes that lose the columns
+_WITHOUT_COLUMNS: dict[Any, str] = {  # hints for stock pipes without columns
     Concater: "Use `kdp.concat(one, other)` instead.",
     Mapper: "Use `.transform(...)` or `.add_field(...)` instead, or put it after this pipe.",
     Shuffler: "Use `.permute(seed)` instead, or `deal(shuffle=True)` at the end.",

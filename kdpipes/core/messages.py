@@ -23,14 +23,14 @@ _safe_text = _SafeText()
 
 
 def logger(name: str) -> logging.Logger:
-    """Return the logger with a name. All modules get theirs here."""
+    """Return the logger with a name. All modules get their loggers from here."""
     named = logging.getLogger(name)
     named.addFilter(_safe_text)
     return named
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning that names the line of the user's code."""
+    """Issue a warning that points to the line of the user's code."""
     frame, line = calling_line()
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     file = frame.f_code.co_filename

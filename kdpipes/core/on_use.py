@@ -1,4 +1,4 @@
-"""Modules that are imported on use: for names that a package exports, and for slots that upper layers fill."""
+"""Import modules on first use: for names that a package exports, and for slots that upper layers fill."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _slots: dict[str, str] = {}
 
 
 def fill_slots(module: str, *names: str) -> None:
-    """Name the module whose functions lower layers call. It is imported on the first call."""
+    """Register the module that implements the named slots. It is imported on the first call."""
     _slots.update(dict.fromkeys(names, module))
 
 
 def call_slot(name: str, *subjects: Any) -> Any:
-    """Call the function of a slot."""
+    """Call the function that fills a slot."""
     return getattr(import_module(_slots[name]), name)(*subjects)
 
 

@@ -1,4 +1,4 @@
-"""`Operation` and `Step`, the work of work pipes, and the interface of `.on_error(...)`."""
+"""`Operation` and `Step`, the work done by work pipes, and the interface of `.on_error(...)`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.sample import Block, Sample
 from kdpipes.core.traits import UNDECLARED, Traits
 
-MEASURED_ITEMS = "_kdpipes_measured_items"  # an attribute of a pipe that is being profiled: what `items_of` calls
+MEASURED_ITEMS = "_kdpipes_measured_items"  # attribute of a profiled pipe: what `items_of` calls
 
 
 class Operation(Fingerprinted):
     """The operation of a work pipe: a callable that changes a sample and returns it.
 
-    `traits` declares what it does. A subclass whose traits depend on its arguments sets `self.traits` in `__init__`, or
+    `traits` declares its effects. A subclass whose traits depend on its arguments sets `self.traits` in `__init__`, or
     makes `traits` a property.
     """
 
@@ -36,7 +36,7 @@ class Operation(Fingerprinted):
             reject_field(name, "The source", known)
 
     def run(self, block: Block) -> Sequence[Block]:
-        """Apply the operation to a block of one sample. Only a `Step` gets blocks of several samples."""
+        """Apply the operation to a block of one sample. Only a `Step` receives blocks of several samples."""
         (sample,) = block.samples()
         changed: Block = self(sample).block
         return (changed,)
@@ -71,7 +71,7 @@ def operation_of(pipe: Any) -> Operation | None:
 
 
 def items_of(pipe: Any, block: Block) -> Sequence[Any]:
-    """Return one item for each sample of a block: the sample, or what `select` makes of it. Profiles measure it."""
+    """Return one item per sample: the sample, or the item that `select` makes of it. Profiles measure this."""
     operation = operation_of(pipe)
     make: Callable[[Block], Sequence[Any]] = Block.samples if operation is None else operation.items_of
     measured = vars(pipe).get(MEASURED_ITEMS)
@@ -80,12 +80,12 @@ def items_of(pipe: Any, block: Block) -> Sequence[Any]:
 
 
 def finished(pipe: Any, sample: Sample) -> Any:
-    """Return the item of a sample at the end of a chain: the sample, or what `select` makes of it."""
+    """Return the item of a sample at the end of a chain: the sample, or the item that `select` makes of it."""
     return items_of(pipe, sample.block.only(sample.number))[0]
 
 
 class Step(Operation):
-    """An operation on all samples of a block at once: it replaces columns, which are computed lazily."""
+    """An operation on all samples of a block at once. It replaces columns, which are computed lazily."""
 
     def change(self, block: Block) -> None:
         """Add, replace or remove columns of a block."""
@@ -106,11 +106,11 @@ class ErrorHandler(Step):
     traits = Traits(reads=frozenset(), changes=frozenset(), is_transparent=True)
 
     def change(self, block: Block) -> None:
-        """Leave the samples as they are: `deal` asks the handler."""
+        """Leave the block unchanged: `deal` consults the handler."""
 
     @property
     def is_tolerant(self) -> bool:
-        """Whether samples may be left out at all."""
+        """Whether failed samples may be left out at all."""
         raise NotImplementedError
 
     @property
@@ -123,45 +123,45 @@ class ErrorHandler(Step):
         raise NotImplementedError
 
     def reject_many(self, num_skipped: int, num_seen: int, key: str, error: str) -> None:
-        """Raise DataError if more of the samples so far were skipped than the limits allow.
+        """Raise DataError if more samples were skipped so far than the limits allow.
 
-        `key` and `error` are those of the last one, and `num_seen` is approximate.
+        `key` and `error` are those of the last skipped sample, and `num_seen` is approximate.
         """
         raise NotImplementedError
 
     def reject_all(self, key: str, error: str) -> NoReturn:
-        """Raise DataError because no sample could be made. The arguments are those of `reject_many`."""
+        """Raise DataError because every sample failed. The arguments are those of `reject_many`."""
         raise NotImplementedError
 
     def begin_looking(self) -> None:
-        """Write nothing to the quarantine until `end_looking`. Copies that are made meanwhile never write to it."""
+        """Suspend writing to the quarantine until `end_looking`. Copies made in the meantime never write to it."""
 
     def end_looking(self) -> None:
-        """Allow writing to the quarantine again, after `begin_looking`."""
+        """Resume writing to the quarantine after `begin_looking`."""
 
     def listed(self) -> dict[str, str]:
-        """Return the errors of the samples in quarantine, by `entry_name`."""
+        """Return the errors of the quarantined samples, by `entry_name`."""
         return {}
 
     def write_down(self, key: str, error: str, *, position: Sequence[int] = (), once: bool = False) -> None:
-        """Put a sample, or a shard by its name, into quarantine.
+        """Put a sample, or a whole shard, into quarantine.
 
         Args:
             key: The key of the sample, or the name of the shard.
             error: Why it cannot be read.
-            position: The route and the position of a sample of an indexed source, because other samples may have its
-                key. Without it, all samples of the key are left out.
-            once: Whether to write nothing if the entry is already listed, as for an error that several processes find.
+            position: The route and the position of a sample of an indexed source, because its key may not be unique.
+                Without it, all samples with the key are left out.
+            once: Whether to skip an entry that is already listed, for errors that several processes encounter.
         """
 
 
 def entry_name(key: str, position: Sequence[int]) -> str:
-    """Return the name of an entry of the quarantine: that of one sample, or of all samples of a key."""
+    """Return the name of a quarantine entry, for one sample or for all samples with a key."""
     return "\0".join([key, *map(str, position)])
 
 
 def entry_names(sample: Sample) -> tuple[str, str]:
-    """Return the names of the entries of the quarantine that stand for a sample."""
+    """Return the names of the quarantine entries that may list a sample."""
     return sample.key, entry_name(sample.key, position_of(sample))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-WINDOW = 1 << 16  # positions; an epoch of 10^7 samples then takes half a megabyte at a time, and few calls
+WINDOW = 1 << 16  # in positions: an epoch of 10^7 samples takes half a megabyte at a time, and few calls
 
 Positions = NDArray[Any]
 
@@ -16,12 +16,12 @@ Positions = NDArray[Any]
 class Order:
     """Positions in the order in which they will be fetched, window by window: `for positions in order`.
 
-    The positions of an epoch are computed anew in each iteration, and are never all in memory at once.
+    The positions of an epoch are computed again in each iteration, and are never all in memory at once.
 
     Args:
-        windows: A function that returns the windows, arrays of positions.
-        is_epoch: Whether these are the positions of a whole epoch, for all workers on this machine. They are known only
-            if the epoch goes shard by shard; otherwise the order is empty. False: the positions to fetch next.
+        windows: A function that returns an iterable of windows, each an array of positions.
+        is_epoch: True for the positions of a whole epoch, for all workers on this machine; they are known only if the
+            epoch is read shard by shard, and otherwise the order is empty. False for the positions to fetch next.
     """
 
     def __init__(self, windows: Callable[[], Iterable[Positions]], *, is_epoch: bool) -> None:
@@ -37,9 +37,9 @@ class Order:
         return (positions for positions in self._windows() if len(positions))
 
     def through(self, mapping: Callable[[Positions], Positions]) -> Order:
-        """Return the order upstream of a pipe.
+        """Return the corresponding order of the source of a pipe.
 
-        `mapping` turns positions of the pipe into positions of its source; it may drop some, but not add any.
+        `mapping` maps positions in the pipe to positions in its source. It may drop positions, but not add any.
         """
         return Order(lambda: map(mapping, self), is_epoch=self.is_epoch)
 
@@ -65,7 +65,7 @@ def ranges(start: int, stop: int) -> Iterator[Positions]:
 
 
 def in_windows(parts: Iterable[Positions]) -> Iterator[Positions]:
-    """Join short arrays into windows, because each window costs a few calls, however short it is."""
+    """Join short arrays into windows, because each window costs a few calls regardless of its length."""
     waiting: list[Positions] = []
     size = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Pickle what users' chains hold: lambdas, closures and classes of a notebook, too."""
+"""Pickle the contents of users' chains, including lambdas, closures and classes of a notebook."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _restore_cached_property(function: Callable[[Any], Any], name: str) -> cache
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries no types
     """cloudpickle's pickler, which also keeps the file names of functions: tracebacks of workers show their source.
 
-    cloudpickle 3.1.3 replaces them by "<dynamic-code>", and Python 3.11 cannot pickle a cached property of a class.
+    cloudpickle 3.1.3 replaces them with "<dynamic-code>". This class also pickles cached properties of classes, which
+    Python 3.11 cannot.
     """
 
     dispatch_table = ChainMap(
@@ -45,7 +46,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries
 
 
 def dumps(value: Any, buffer_callback: Callable[[Any], object] | None = None) -> bytes:
-    """Return a pickle of a value, like `pickle.dumps`; functions that cannot be imported by name are part of it."""
+    """Return a pickle of a value, like `pickle.dumps`. Functions that cannot be imported are pickled by value."""
     file = io.BytesIO()
     Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""`Pipe`, the base class of all pipes, and functions with which pipes check and query their sources."""
+"""`Pipe`, the base class of all pipes, and functions that check and query a pipe's sources."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import is_kdpipes, with_first_values
 
 _NOT_ARGUMENTS = (CALLED, TAG, "traits")
-_FUNCTIONS = (  # of kdpipes, that take a chain
+_FUNCTIONS = (  # functions of kdpipes that take a chain
     *("Loader", "class_counts", "doctor", "plot_classes", "profile", "replay", "show_batch", "split"),
     *("write_records", "write_shards"),
 )
 
 
 class UnknownPipeError(AttributeError):
-    """A pipe has no such method. The hint is looked up only when the message is read."""
+    """A pipe does not have the requested method. The hint is computed only when the message is read."""
 
-    __slots__ = ("_pipe",)  # which is not pickled
+    __slots__ = ("_pipe",)  # not pickled
 
     def __init__(self, owner: str, name: str, names: tuple[str, ...], pipe: Any = None) -> None:
-        # Python adds a suggestion of its own where it knows the object. A copy of the error has no pipe.
+        # With `obj`, Python would add a suggestion of its own. A copy of the error has no pipe.
         super().__init__(owner, name, names, name=name, obj=None)
         self._pipe = pipe
 
@@ -47,7 +47,7 @@ class UnknownPipeError(AttributeError):
             hint = f" `{known}` upstream has it: keep that pipe in a variable, and use the variable."
         elif (otherwise := other_flavour_hint(name)) is not None:
             return _of_the_other_flavour(pipe, name, otherwise)
-        elif name in MapDataPipe.functions:  # which this flavour lacks
+        elif name in MapDataPipe.functions:  # exists only in the other flavour
             hint = f" `.{name}()` is a pipe of indexed sources; this is a stream."
         elif name == "filter":
             hint = " To choose samples, use `.filter_samples(columns=..., keep=...)` or `.filter_classes(...)`."
@@ -60,7 +60,7 @@ class UnknownPipeError(AttributeError):
 
 
 def _of_the_other_flavour(pipe: Any, name: str, otherwise: str) -> str:
-    """Return the message about a pipe that the flavour of `pipe` does not have."""
+    """Return the error message for a pipe that exists only in the other flavour."""
     owner = f"`{pipe_name(pipe)}`"
     if isinstance(pipe, MapDataPipe):
         return f"`.{name}()` needs a stream, but {owner} is indexed. {otherwise}"
@@ -79,16 +79,16 @@ Made = TypeVar("Made", bound="Pipe")
 class Pipe(Fingerprinted):
     """The base class of all pipes.
 
-    `traits` declares what the pipe does to samples. It is an attribute of the class, set in `__init__`, or a property.
+    `traits` declares what the pipe does to samples. It is a class attribute, set in `__init__`, or a property.
     """
 
     traits: Traits = UNDECLARED
     functions: ClassVar[Any]
     reduce_ex_hook: ClassVar[Any]
     __signature__: ClassVar[inspect.Signature]
-    computed: ClassVar[tuple[str, ...]] = ()  # attributes that are not arguments, and so not part of the fingerprint
+    computed: ClassVar[tuple[str, ...]] = ()  # attributes that are not arguments, so not in the fingerprint
     set_by_init: ClassVar[tuple[str, ...]] = ()  # attributes that exist only if `super().__init__(...)` was called
-    # Other attributes of kdpipes' classes are hidden from `dir`, and so from completion in notebooks.
+    # Other attributes of kdpipes' classes are hidden from `dir`, and thereby from completion in notebooks.
     for_users: ClassVar[tuple[str, ...]] = ("class_names", "field_names")
 
     def __new__(cls: type[Made], *args: Any, **kwargs: Any) -> Made:
@@ -99,7 +99,7 @@ class Pipe(Fingerprinted):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Otherwise, `help` would show the arguments of `__new__`.
+        # Without this, `help` would show the arguments of `__new__`.
         made_by: Any = cls.__init__
         is_plain = made_by is object.__init__
         cls.__signature__ = inspect.Signature() if is_plain else _without_first(inspect.signature(made_by))
@@ -109,7 +109,7 @@ class Pipe(Fingerprinted):
         return None
 
     def field_names(self) -> frozenset[str] | None:
-        """Return the names of the fields that every sample has; None if they are unknown before a sample is read."""
+        """Return the field names that every sample has; None if they are unknown before a sample is read."""
         return None
 
     def fingerprint(self) -> Any:
@@ -122,11 +122,11 @@ class Pipe(Fingerprinted):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         hook = type(self).reduce_ex_hook
-        if hook is not None:  # torch traverses the graph and looks for pipes among the attributes
+        if hook is not None:  # torch traverses the graph: it looks for pipes among the attributes
             try:
                 return hook(self)
             except NotImplementedError:
-                # The class may be defined in a notebook, which does not pickle.
+                # The class may be defined in a notebook and not be picklable.
                 return object, (), self.__getstate__()  # type: ignore[attr-defined]  # torch's
         return super().__reduce_ex__(protocol)
 
@@ -139,7 +139,7 @@ class Pipe(Fingerprinted):
         return str(call_slot("chain_html", self))
 
     def __dir__(self) -> list[str]:
-        """Return the pipes that can follow, and the attributes meant for users: no hooks of kdpipes and torch."""
+        """Return the pipes that can follow and the attributes for users, without internals of kdpipes and torch."""
         internal: set[str] = set()
         shown: set[str] = set()
         for owner in type(self).__mro__:
@@ -148,14 +148,14 @@ class Pipe(Fingerprinted):
                 shown.update(vars(owner).get("for_users", ()))
         return sorted({*object.__dir__(self), *self.functions} - internal | shown | {*self.functions})
 
-    if not TYPE_CHECKING:  # checkers take the names of pipes from `_fluent.pyi`
+    if not TYPE_CHECKING:  # checkers read the names of pipes from `_fluent.pyi`
 
         def __getattr__(self, name: str) -> Any:
-            own = own_method(self, name)  # first, because another library may have a pipe of that name
+            own = own_method(self, name)  # first, because another library may use the same name
             if own is not None:
                 return _as_method(own, name)
             try:
-                return _as_method(super().__getattr__(name), name)  # torch's look-up of functional names
+                return _as_method(super().__getattr__(name), name)  # torch's base class looks up functional names
             except AttributeError:
                 if name in type(self).set_by_init:
                     owner = type(self).__name__
@@ -184,24 +184,24 @@ class _Counting(Protocol):
 
 
 def prepare_for_workers(pipe: Any) -> None:
-    """Let a pipe compute what all workers need, once, before they start."""
+    """Make a pipe compute, once and before workers start, what all workers need."""
     if isinstance(pipe, _Preparing):
         pipe.prepare_for_workers()
 
 
 def end_epoch(pipe: Any, *, in_worker: bool) -> None:
-    """Tell a pipe that an epoch of a loader is over: in each worker after its last batch, then in the main process."""
+    """Notify a pipe of the end of an epoch: in each worker after its last batch, then in the main process."""
     if isinstance(pipe, _Ending):
         pipe.end_epoch(in_worker=in_worker)
 
 
 def counters_of(pipe: Any) -> dict[str, int]:
-    """Return the counts of a pipe over all processes, by name, for the statistics of a loader."""
+    """Return the counters of a pipe over all processes, by name, for the statistics of a loader."""
     return pipe.counters() if isinstance(pipe, _Counting) else {}
 
 
 def _as_method(found: Any, name: str) -> Any:
-    """Return a functional pipe as a method whose help shows its arguments, instead of torch's partial."""
+    """Return a functional pipe as a method whose help shows its arguments, unlike torch's partial."""
     if not isinstance(found, functools.partial):
         return found
 
@@ -247,12 +247,12 @@ def fields_of(source_datapipe: Any) -> frozenset[str] | None:
 
 
 def form_of(source_datapipe: Any) -> ItemForm | None:
-    """Return the form of the items of a pipe; None if items are samples or the form is unknown."""
+    """Return the form of a pipe's items; None if the items are samples or the form is unknown."""
     return source_datapipe.traits.item_form if isinstance(source_datapipe, Pipe) else None
 
 
 def class_names_of(source_datapipe: Any) -> tuple[str, ...] | None:
     """Return the class names of a pipe; None if they are unknown."""
-    while (upstream := passes_on(source_datapipe)) is not None:  # torch's `.shuffle()`, for example
+    while (upstream := passes_on(source_datapipe)) is not None:  # for example torch's `.shuffle()`
         source_datapipe = upstream
     return source_datapipe.class_names() if isinstance(source_datapipe, Pipe) else None

@@ -1,4 +1,4 @@
-"""Pipes that choose samples and pass them on unchanged: `PlanPipe` (indexed) and `StreamPlanPipe`."""
+"""Base classes of pipes that choose samples and pass them on unchanged: `PlanPipe` (indexed) and `StreamPlanPipe`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from kdpipes.core.traits import Traits
 
 
 class BatchShares(NamedTuple):
-    """How a `mix` wants each batch to be composed.
+    """The composition of each batch that a `mix` asks for.
 
     Args:
         kind: "fixed": `shares` samples of each source; "stratified": samples in proportion to `shares`; "per_source":
@@ -49,11 +49,11 @@ class BatchShares(NamedTuple):
 
 
 class Composition(NamedTuple):
-    """What a `mix` that composes batches asks of `deal`.
+    """The requirements of a `mix` that composes batches, for `deal`.
 
     Args:
         shares: How each batch must be composed.
-        numbers: Returns the number of the source of each sample, `[num_samples] int`.
+        numbers: A function that returns the source number of each sample, `[num_samples] int`.
     """
 
     shares: BatchShares
@@ -66,16 +66,16 @@ class PlanPipe(MapPipe):
     A subclass implements `plan`. The length, samples, columns, class names, shards, prefetching and the fingerprint
     follow from it. The fingerprint consists of all attributes that the subclass sets, except those named in `computed`.
 
-    A choice that depends on values holds only for the samples of epoch 0. Pipes upstream that choose other samples in
-    each epoch then keep those of epoch 0, with a warning.
+    A choice that depends on values is valid only for the samples of epoch 0. Pipes upstream that would choose different
+    samples in each epoch then keep those of epoch 0, and a warning is issued.
 
     Args:
         source_datapipes: The sources, indexed pipes of samples.
-        redraws: Whether `plan` chooses other samples in each epoch. `plan(0)` may set this attribute to False.
+        redraws: Whether `plan` chooses different samples in each epoch. `plan(0)` may set this attribute to False.
 
     Attributes:
         goes_by: What `plan` depends on besides the arguments: "number" (the number of samples), "labels" or "values".
-        warns_of_fixed: Whether to warn that pipes upstream keep the choice of epoch 0.
+        warns_of_fixed: Whether to warn if pipes upstream keep the choice of epoch 0.
 
     Example:
         >>> class EveryOther(PlanPipe):
@@ -115,16 +115,16 @@ class PlanPipe(MapPipe):
     def plan(self, epoch: int) -> Any:
         """Return the chosen samples of an epoch.
 
-        This is called for epoch 0 when the plan is first needed. With `redraws`, it is called for each later epoch,
-        too, and must return equally many samples. Columns of the sources are those of epoch 0.
+        This is called for epoch 0 when the plan is first needed. With `redraws`, it is also called for each later
+        epoch, and must return the same number of samples. Columns of the sources are those of epoch 0.
 
         Args:
             epoch: The epoch number, from 0.
 
         Returns:
-            Positions in the source, `[n] int`. For several sources, a pair of the number of the source of each sample
-            and the position in it, both `[n] int`. Positions that can be computed need not be in memory: return an
-            object with `__len__` and a `__getitem__` that takes an integer or an array, like `arithmetic.Stretch`.
+            Positions in the source, `[n] int`. For several sources, a pair: the source number of each sample and the
+            position in that source, both `[n] int`. Computable positions need not be in memory: return an object with
+            `__len__` and a `__getitem__` that takes an integer or an array, like `arithmetic.Stretch`.
         """
         raise TypeError(f"{type(self).__name__} must implement `plan`.")
 
@@ -153,14 +153,14 @@ class PlanPipe(MapPipe):
         return made
 
     def plans_alike(self) -> bool:
-        """Return whether `plan(0)` returns the same again, as it must in another process."""
+        """Return whether `plan(0)` returns the same plan again, as it must in another process."""
         with planning(0):
             again = self._kept(self.plan(0))
         positions = np.arange(len(self.chosen()))
         return len(again) == len(positions) and np.array_equal(self.chosen()[positions], again[positions])
 
     def _kept(self, plan: Any) -> Any:
-        """Return a plan as one object with read-only arrays.
+        """Return a plan as one object with read-only arrays, after checking it.
 
         Raises:
             TypeError: The positions are not integers.
@@ -178,7 +178,7 @@ class PlanPipe(MapPipe):
             self._check_range(positions, sizes[numbers] if len(positions) else 0)
             return Pairs(numbers, positions)
         if isinstance(plan, Sized) and not isinstance(plan, np.ndarray | list | range | torch.Tensor):
-            return plan  # computed positions
+            return plan  # positions computed on demand
         if plan is None or isinstance(plan, Iterator):
             shown = "None: a `return` may be missing" if plan is None else f"a {type(plan).__name__}: make it a list"
             raise TypeError(f"`plan` of `{pipe_name(self)}` must return integer positions, but returned {shown}.")
@@ -211,14 +211,14 @@ class PlanPipe(MapPipe):
         return self._planned is not None or (may_plan and self._plans_quickly())
 
     def _plans_quickly(self) -> bool:
-        """Return whether `plan` calls no user function and reads no data."""
+        """Return whether `plan` neither calls a user function nor reads data."""
         return self.goes_by == "number" or (self.goes_by == "labels" and has_column(self, "y"))
 
     def has_column(self, name: str) -> bool:
         return all(has_column(source, name) for source in self.sources)
 
     def locate(self, index: Any, epoch: int) -> tuple[Any, Any]:
-        """Return the numbers of the sources of samples, and the positions in these sources.
+        """Return the source numbers of samples, and their positions in these sources.
 
         Args:
             index: The position of a sample, or an array of positions.
@@ -257,7 +257,7 @@ class PlanPipe(MapPipe):
 
     def fingerprint(self) -> Any:
         if self.redraws:
-            self.chosen()  # `plan(0)` may find that all epochs are the same
+            self.chosen()  # `plan(0)` may set `redraws` to False
         return (super().fingerprint(), "redraw") if self.redraws else super().fingerprint()
 
     def prefetch(self, order: Order) -> None:
@@ -267,13 +267,13 @@ class PlanPipe(MapPipe):
                 source.prefetch(order.through(partial(self._positions_in, number, epoch)))
 
     def _positions_in(self, number: int, epoch: int, index: NDArray[Any]) -> NDArray[Any]:
-        """Return the positions in source `number` of the samples that come from it."""
+        """Return the positions, in source `number`, of the samples that come from it."""
         numbers, positions = self.locate(index, epoch)
         here: NDArray[Any] = positions if len(self.sources) == 1 else positions[numbers == number]
         return here
 
     def shard_numbers(self) -> NDArray[Any] | None:
-        """Return the number of the shard of each sample, `[len(self)] int`; None if a source has no shards.
+        """Return the shard number of each sample, `[len(self)] int`; None if a source has no shards.
 
         Each round of a repetition has its own shard numbers, so that `deal(shuffle="shards")` keeps the rounds apart.
         """
@@ -283,7 +283,7 @@ class PlanPipe(MapPipe):
         return None if numbers is None else numbers[self._all(epoch)]
 
     def other_sources(self) -> tuple[MapPipe, ...]:
-        """Return the sources that samples take fields from, besides the one that they come from."""
+        """Return additional sources from which samples take fields."""
         return ()
 
     def composition(self) -> Composition | None:
@@ -294,8 +294,8 @@ class PlanPipe(MapPipe):
         return upstream._replace(numbers=partial(self._chosen_numbers, upstream.numbers))
 
     def _chosen_numbers(self, numbers: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Return the number of the source of `mix` of each chosen sample, from those of all samples upstream."""
-        self.chosen()  # which may find that all epochs are the same
+        """Return the source number in `mix` of each chosen sample, given those of all samples upstream."""
+        self.chosen()  # this may set `redraws` to False
         if self.redraws:
             raise ChainError(
                 f"`{pipe_name(self)}` chooses other samples in each epoch, so batches cannot have fixed shares of the "
@@ -349,7 +349,7 @@ class PlanPipe(MapPipe):
         if self._from_root is not None:
             return root, self._from_root.value
         composed = positions[self._all(0)]
-        if isinstance(self.chosen(), np.ndarray):  # a computed plan takes no memory, and is composed anew each time
+        if isinstance(self.chosen(), np.ndarray):  # a computed plan takes no memory, and is composed on each call
             self._from_root = Shared(composed)
         return root, composed
 
@@ -365,13 +365,13 @@ note_methods(PlanPipe, flavour="map")
 
 
 def composition_of(pipe: Any) -> Composition | None:
-    """Return how `deal` must compose each batch of the sources of a `mix` upstream; None if it may do so freely."""
+    """Return how `deal` must compose each batch from the sources of a `mix` upstream; None if there is no such rule."""
     origin = before_work(pipe)
     return origin.composition() if isinstance(origin, PlanPipe) else None
 
 
 class _Recent:
-    """The plans of the last two epochs, because worker threads may be in either. Copies start empty."""
+    """A cache of the plans of the last two epochs, because worker threads may be in either. Copies start empty."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
@@ -390,7 +390,7 @@ class _Recent:
 
 
 def warn_of_fixed(redrawn: str, by: str) -> None:
-    """Warn that a pipe keeps the samples of epoch 0, because the length of a pipe downstream would change."""
+    """Warn that a pipe keeps the samples of epoch 0, because otherwise the length of a pipe downstream would change."""
     warn(
         f"`{redrawn}` gives the same samples in every epoch here, because `{by}` after it depends on their values, "
         f"and the length of an epoch must not change. Put `{by}` before `{redrawn}`, or write "
@@ -412,7 +412,7 @@ def shared_class_names(name: str, sources: Sequence[Any]) -> tuple[str, ...] | N
 
 
 def join_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
-    """Return the shard numbers of concatenated sources, different for each source; None if a source has no shards."""
+    """Return the shard numbers of concatenated sources, distinct across sources; None if a source has no shards."""
     if len(numbers) == 1:
         return numbers[0]
     joined = []
@@ -426,7 +426,7 @@ def join_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
 
 
 class StreamPlanPipe(IterPipe):
-    """A choice of the samples of a stream, made while they pass."""
+    """A choice of samples of a stream, made as they pass."""
 
     traits = Traits(role="plan")
     set_by_init = ("source",)

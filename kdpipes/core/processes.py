@@ -37,7 +37,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Keep Ctrl-C from processes started in this block until they call `ignore_interrupts`."""
+    """Block Ctrl-C in processes started in this block until they call `ignore_interrupts`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -46,7 +46,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """Ignore Ctrl-C in this process: it reaches all processes of a terminal, and the main process handles it."""
+    """Ignore Ctrl-C in this process. The terminal sends it to all processes, and the main process handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -56,11 +56,11 @@ Result = TypeVar("Result")
 
 
 def in_one_torch_thread(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Let the torch operations of a function use one thread, where it is called in the main thread.
+    """Run the torch operations of a function in one thread if it is called in the main thread.
 
-    For an image, torch's threads wait for each other longer than they work: without worker processes, an epoch of
-    crops took 1.6 times as long with two threads as with one, and 8 times as long beside other processes. In other
-    threads nothing is changed, because the number of MKL's threads is one for all of them.
+    On a single image, torch's threads wait for each other longer than they compute: without worker processes, an epoch
+    of crops took 1.6 times as long with two threads as with one, and 8 times as long if other processes were running.
+    In other threads the setting is left alone, because they share MKL's number of threads.
     """
 
     @functools.wraps(function)
@@ -95,16 +95,16 @@ def forget_after_fork(one: Forgetful) -> None:
 
 
 def at_fork(**hooks: Hook) -> None:
-    """Register hooks as `os.register_at_fork` does, on systems that can fork.
+    """Register hooks like `os.register_at_fork`, on systems that can fork.
 
-    Each hook is registered on its own, so that an interrupt in one of them does not keep the others from running.
+    Each hook is registered separately, so that an interrupt in one of them does not prevent the others from running.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(**hooks)
 
 
 class ForkLock:
-    """A reentrant lock that is free in a forked process, although a thread of the parent may have held it."""
+    """A reentrant lock that is free in a forked process, even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         self.forget()
@@ -119,4 +119,4 @@ def _forget() -> None:
         one.forget()
 
 
-at_fork(after_in_child=_forget)  # before the hooks of all other modules, which import this one
+at_fork(after_in_child=_forget)  # this runs before the hooks of all other modules, because they import this one

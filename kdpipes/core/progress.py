@@ -1,4 +1,4 @@
-"""Progress bars that appear only if something takes long."""
+"""Progress bars that appear only for slow operations."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tqdm import tqdm
 from kdpipes.core.secrets import safe_text
 
 Item = TypeVar("Item")
-DELAY_S = 2.0  # no bar before
+DELAY_S = 2.0  # no bar before this delay
 
 
 class _Bar(tqdm):  # type: ignore[misc]  # tqdm carries no types
-    monitor_interval = 0  # no thread of tqdm, which would be running when workers are forked
+    monitor_interval = 0  # no monitor thread of tqdm, which would be running when workers are forked
 
     @staticmethod
     def format_meter(*args: Any, **kwargs: Any) -> str:
-        """Return the text of the bar. In tqdm's own, a unit with a space before it reads "2.03s/ sample"."""
+        """Return the text of the bar. tqdm's own would show a unit that begins with a space as "2.03s/ sample"."""
         return "s/".join(str(tqdm.format_meter(*args, **kwargs)).rsplit("s/ ", 1))
 
 
@@ -39,9 +39,9 @@ def shown_if_slow(items: Iterable[Item], total: int | None, what: str, unit: str
 
 @contextmanager
 def bytes_if_slow(total: int, what: str) -> Iterator[Callable[[int], object]]:
-    """Yield a function that any thread calls with the number of bytes it has processed, to advance a progress bar.
+    """Yield a thread-safe function that advances a progress bar by a number of bytes.
 
-    The bar appears under the same conditions as that of `shown_if_slow`.
+    The bar appears under the same conditions as in `shown_if_slow`.
     """
     if _is_aside():
         yield lambda num_bytes: None

@@ -1,4 +1,4 @@
-"""The registry of functional names: the only place that adds methods to torch's pipes, and names pipes in errors."""
+"""The registry of functional names. Only this module adds methods to torch's pipes and names pipes in errors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _POSITIONAL = {  # hints for arguments that were passed without a name
     "collate_samples": " Your own function goes into `.collate(function)`.",
 }
 _ours: dict[tuple[str, str], Callable[..., Any]] = {}
-_hints: dict[str, str] = {}  # of pipes of one flavour
-_checked_ours: dict[tuple[str, str], Callable[..., Any]] = {}  # the same functions with checks of their arguments
+_hints: dict[str, str] = {}  # by the name of a pipe that exists in one flavour only
+_checked_ours: dict[tuple[str, str], Callable[..., Any]] = {}  # wrapped to check their arguments
 _HOOKS = {
     "composition",
     "counters",
@@ -48,7 +48,7 @@ _HOOKS = {
     "redrawn_by",
     "shard_numbers",
 }
-# Methods of kdpipes' base classes, and those that only some pipes define.
+# Methods of kdpipes' base classes, including those that only some pipes define.
 _methods: dict[str, set[str]] = {"map": {*_HOOKS}, "iter": {*_HOOKS}}
 
 PipeClass = TypeVar("PipeClass", bound=type)
@@ -58,8 +58,8 @@ def register(name: str, function: Callable[..., Any], *, flavour: Flavour) -> No
     """Make `function(source_datapipe, ...)` callable as `source_datapipe.name(...)`.
 
     The same definition may be registered again, as by a reloaded module. In a notebook or a script (`__main__`),
-    another definition replaces the earlier one, also one by torch's `functional_datapipe`. If another library has
-    registered a name of kdpipes, pipes other than kdpipes' own keep that library's method.
+    another definition replaces the earlier one, even if that was registered by torch's `functional_datapipe`. If
+    another library has registered a name of kdpipes, that library's method remains on all pipes except kdpipes' own.
 
     Raises:
         ValueError: Another pipe or method has that name.
@@ -103,21 +103,21 @@ def _is_of_main(*functions: Any) -> bool:
 
 
 def _owner(name: str, flavour: Flavour) -> str:
-    """Return who has registered a name on torch's pipes."""
+    """Return the name of the library that has registered a name on torch's pipes."""
     kind = _stock_class(_BASES[flavour].functions.get(name))
     module = "torch" if kind is None else kind.__module__
     return "torch or torchdata" if module.split(".")[0] in ("torch", "torchdata") else _place(kind)
 
 
 def own_method(pipe: Any, name: str) -> Any:
-    """Return a functional pipe of kdpipes, bound to `pipe` as torch binds it; None if there is none of that name."""
+    """Return a functional pipe of kdpipes, bound to `pipe` as torch would; None if the name is not registered."""
     flavour = "map" if isinstance(pipe, MapDataPipe) else "iter"
     function = _checked_ours.get((name, flavour))
     return None if function is None else functools.partial(function, pipe)
 
 
 def give_up(name: str, function: Any, flavour: Flavour) -> None:
-    """Leave the name of a pipe to a new function, also of another library: kdpipes' own pipes keep theirs.
+    """Give a name up to a new function, possibly of another library. kdpipes' own pipes keep theirs.
 
     In `__main__`, a new definition replaces an earlier one.
     """
@@ -146,7 +146,7 @@ def functional_pipe(
         flavour: The flavour of the source, "map" for indexed pipes or "iter" for streams. A pipe that turns an indexed
             chain into a stream is registered on "map".
         doc_of: The class of the other flavour, whose docstring this class shares.
-        otherwise: For a pipe of one flavour: what to do where the source has the other one.
+        otherwise: A hint for a pipe of one flavour: what to do if the source has the other flavour.
     """
 
     def decorate(pipe_class: PipeClass) -> PipeClass:
@@ -166,12 +166,12 @@ def registered() -> dict[tuple[str, str], Callable[..., Any]]:
 
 
 def other_flavour_hint(name: str) -> str | None:
-    """Return what to do where the source does not have the flavour of a pipe; None for pipes of both flavours."""
+    """Return a hint for sources of the wrong flavour for a pipe; None for pipes that support both flavours."""
     return _hints.get(name)
 
 
 def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` with checks of its arguments whose errors show `.name(...)` instead of a class."""
+    """Return `function` with argument checks whose errors show `.name(...)` instead of a class."""
     check = argument_check(f".{name}", function)
 
     def pipe(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
@@ -182,7 +182,7 @@ def _checked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def argument_check(shown: str, function: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], None]:
-    """Return a function that raises TypeError if `function` does not take a first argument, `args` and `kwargs`.
+    """Return a function that raises TypeError unless `function` accepts a first argument, `args` and `kwargs`.
 
     Errors show the call as `shown`: ".deal", "kdp.open_shards".
     """
@@ -218,19 +218,19 @@ def _place(function: Any) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
 
 
-called_directly: dict[type, str] = {}  # names of classes that are called as `kdp.name(...)`
-_functional: dict[type, str] = {}  # names of classes that are called as `.name(...)`
-_NAME = "_kdpipes_name"  # on the class itself: a worker that gets a class of a script by value has not registered it
+called_directly: dict[type, str] = {}  # names of classes called as `kdp.name(...)`
+_functional: dict[type, str] = {}  # names of classes called as `.name(...)`
+_NAME = "_kdpipes_name"  # on the class itself: a worker that gets a script's class by value has not registered it
 
 
 class Named:
-    """A pipe that carries its functional name, because several names share its class."""
+    """A pipe that carries its functional name, because its class has several names."""
 
     name: str
 
 
 def called_as(name: str) -> Callable[[PipeClass], PipeClass]:
-    """Record that a pipe class is called as `kdp.name(...)`, and use that name in errors about its arguments."""
+    """Record that a pipe class is called as `kdp.name(...)`, and use this name in errors about its arguments."""
 
     def decorate(pipe_class: PipeClass) -> PipeClass:
         called_directly[pipe_class] = name
@@ -266,7 +266,7 @@ def pipe_name(pipe: Any) -> str:
 
 
 def short_name(kind: type) -> str:
-    """Return the name of a pipe class in fingerprints, which saved states contain.
+    """Return the name of a pipe class as used in fingerprints, and therefore in saved states.
 
     >>> from torch.utils.data.datapipes.iter import Mapper
     >>> short_name(Mapper)
@@ -276,7 +276,7 @@ def short_name(kind: type) -> str:
 
 
 def shown_name(short: str) -> str:
-    """Return the name of a pipe in a chain for its name in fingerprints.
+    """Return the name of a pipe in a chain, given its name in fingerprints.
 
     >>> shown_name("DealerMap"), shown_name("Mapper"), shown_name("decode_images")
     ('deal', 'map', 'decode_images')
@@ -292,7 +292,7 @@ def _stock_name(kind: Any) -> str | None:
 
 
 def _stock_kinds(base: Any) -> Iterator[tuple[type, str]]:
-    """Yield the classes of torch and torchdata that have a functional name, each with that name."""
+    """Yield the classes of torch and torchdata that have a functional name, each with this name."""
     for name, function in base.functions.items():
         kind = _stock_class(function)
         if kind is not None:
@@ -300,6 +300,6 @@ def _stock_kinds(base: Any) -> Iterator[tuple[type, str]]:
 
 
 def _stock_class(function: Any) -> type | None:
-    """Return the class that torch has registered as `function`."""
+    """Return the class of a function registered by torch."""
     is_partial = isinstance(function, functools.partial) and function.args and isinstance(function.args[0], type)
     return function.args[0] if is_partial else None

@@ -21,17 +21,17 @@ from kdpipes.core.secrets import printable
 from kdpipes.core.tracebacks import shorten
 
 _UNPACKING = [dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX")]
-_DRAW, _EARLY = "draw", "early_draws"  # entries of the ctx
+_DRAW, _EARLY = "draw", "early_draws"  # reserved entries of the ctx
 
 
 class Rows:
-    """Which samples a block holds: their positions in a source, and their ordinals in the dealt epoch.
+    """The samples that a block holds: their positions in a source, and their ordinals in the dealt epoch.
 
     Args:
         positions: The positions of the samples in the source.
-        keys: A function that returns the random keys of the samples; they are made only if needed.
-        planned: The epoch for which plan pipes choose samples.
-        places: The numbers of the samples in the batch.
+        keys: A function that returns the random keys of the samples. It is called only if they are needed.
+        planned: The epoch for which plan pipes choose the samples.
+        places: The index of each sample in the batch.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Rows:
         return len(self.places)
 
     def at(self, positions: Any, planned: int) -> Rows:
-        """Return the same samples, with their positions in a source upstream."""
+        """Return the same samples at other positions: those in a source upstream."""
         return Rows(np.asarray(positions), self.keys, planned, self.places)
 
     def part(self, numbers: Sequence[int]) -> Rows:
@@ -70,7 +70,7 @@ class Block:
 
     Args:
         fields: The columns, by the names of the fields.
-        rows: Where the samples are.
+        rows: The positions and ordinals of the samples.
         key: A function from a position to the sample's key; None numbers the samples.
         version: A function from a position to a text that changes when the data of the sample change.
         shared_key: A function from a position to the key that samples of the same file share.
@@ -82,7 +82,7 @@ class Block:
     route: tuple[int, ...] = ()
     lacking: tuple[frozenset[str], str] = frozenset(), ""
     is_recording = is_part = False
-    # The samples before they were stacked.
+    # The samples from which `stack` made this block.
     origins: Sequence[Sample] = ()
     places: Sequence[int] = (0,)
     _rows: list[_Row] | None = None
@@ -111,7 +111,7 @@ class Block:
         return len(self.places)
 
     def samples(self) -> list[Sample]:
-        """Return the samples. The block keeps them until `release`: they refer to it, so they form a cycle."""
+        """Return the samples. The block keeps them until `release`, because they refer to it and so form a cycle."""
         if self._samples is not None:
             return self._samples
         if self._rows is None:
@@ -128,7 +128,7 @@ class Block:
         return Sample.of_row(self, self._rows[number], number)
 
     def first(self) -> Sample:
-        """Return the first sample; only its key may be used."""
+        """Return the first sample, of which only the key may be used."""
         return self.sample() if self._rows else Sample.of_row(self, _Row(SampleKey()), 0)
 
     def drop_failures(self) -> None:
@@ -141,7 +141,7 @@ class Block:
         self._samples = None
 
     def only(self, number: int) -> Block:
-        """Return a block of one of the samples, which shares the columns."""
+        """Return a block with one of the samples, which shares the columns."""
         if len(self.places) == 1:
             return self
         part = copy.copy(self)
@@ -160,7 +160,7 @@ class Block:
         return self.sample().lazy(name) if column is None else column
 
     def claim_name(self, operation: str) -> str:
-        """Return a name for an operation that is unique for these samples: "crop", "crop_2", ..."""
+        """Return an operation name that is unique for these samples: "crop", "crop_2", ..."""
         names = self.claimed
         if operation not in names and operation not in (_DRAW, _EARLY):
             names[operation] = 1
@@ -174,7 +174,7 @@ class Block:
         return name
 
     def drop_inputs(self) -> None:
-        """Do not keep values that only one other field depends on, such as the bytes of files."""
+        """Discard values after use if only one other field depends on them, such as the bytes of files."""
         if len(self.places) > 1 and not self.is_part:
             keep_no_inputs([*self.fields.values(), *self.promises.values()])
 
@@ -203,7 +203,7 @@ def stack(samples: Sequence[Sample]) -> Block | None:
 
 
 class _Row:
-    """State that all views of one sample share."""
+    """State shared by all views of one sample."""
 
     drawn: list[tuple[str, np.random.Generator | None]] | None = None
     failure: Exception | None = None
@@ -211,7 +211,7 @@ class _Row:
     key: str | None = None
     version: str | None = None
     shared_key: str | None = None
-    # The key, encoded for the record of activities.
+    # The key, encoded for the activity record.
     name: bytes | None = None
 
     def __init__(self, sample_key: SampleKey) -> None:
@@ -238,11 +238,11 @@ class Sample(MutableMapping[str, Any]):
 
     Args:
         fields: The fields by name. A value of type `Column` is computed when it is read.
-        key: A stable name that is unique in the source, such as a relative path or an ID; or a function that returns
-            it. Caches, quarantines and `replay` need it. None numbers the sample by `index`.
+        key: A stable name that is unique in the source, such as a relative path or an ID, or a function that returns
+            it. Caches, quarantines and `replay` need it. None uses the number `index`.
         index: The sample's position in its source, from 0.
-        draw: The key that the sample's random numbers derive from. By default, it is the one that `deal` has set.
-        version: A string that changes when the data of the sample change, such as the size and time of its file; or a
+        draw: The key from which the sample's random numbers derive. By default, it is the one set by `deal`.
+        version: A string that changes when the sample's data changes, such as the size and time of its file, or a
             function that returns it. Caches use it.
 
     Example:
@@ -254,7 +254,7 @@ class Sample(MutableMapping[str, Any]):
     __slots__ = ("_fields", "block", "number", "position", "row")
     block: Block
     number: int
-    position: int  # in the source; reading it does not count as reading `index`
+    position: int  # position in the source; unlike `index`, reading it is not recorded
     row: _Row
     __hash__ = object.__hash__
     __eq__ = object.__eq__
@@ -309,13 +309,13 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def has_number(self) -> bool:
-        """Whether the key is only the number of the sample in its source."""
+        """Whether the key is just the number of the sample in its source."""
         origins = self.block.origins
         return self.row.key is None and (origins[self.number].has_number if origins else self.block.key is None)
 
     def required_key(self) -> str:
         """Return the key; raise ChainError if it is empty, because caches need it."""
-        # All samples without a key would be the same for the cache.
+        # To a cache, all samples without a key would be the same sample.
         if not self.key:
             raise ChainError(
                 f"`cache` identifies samples by their keys, but sample {self.position} has none. Pass a "
@@ -331,7 +331,7 @@ class Sample(MutableMapping[str, Any]):
 
     @contextmanager
     def watching_index(self) -> Iterator[Callable[[], bool]]:
-        """Yield a function that returns whether `index` has been read meanwhile."""
+        """Yield a function that returns whether `index` has been read since."""
         before = self.row.is_index_read
         self.row.is_index_read = False
         try:
@@ -341,7 +341,7 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def shared_key(self) -> str:
-        """The key that samples share if the same file was read for them; for all others, their own key."""
+        """The key shared by all samples that were read from the same file; otherwise, the sample's own key."""
         shared = self.row.shared_key
         shared_of = self.block.shared_key
         if shared is None and shared_of is not None:
@@ -362,7 +362,7 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def route(self) -> tuple[int, ...]:
-        """For each pipe with several sources that the sample passed, the number of the source it came from."""
+        """The number of the source that the sample came from, for each passed pipe with several sources."""
         return self.block.route
 
     def come_from(self, number: int) -> Sample:
@@ -371,7 +371,7 @@ class Sample(MutableMapping[str, Any]):
         return self
 
     def depend_on(self, other: Sample) -> None:
-        """Include the key and the version of another sample, whose fields this one takes, in the version of this."""
+        """Make the version of this sample depend on the key and version of another, from which it takes fields."""
         known = self.row.version
         version_of = self.block.version
         self.row.version = None
@@ -384,11 +384,11 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def failure(self) -> Exception | None:
-        """Why the sample could not be made, if `deal` leaves out such samples of a stream; otherwise None."""
+        """The error because of which `deal` will leave out this sample of a stream; otherwise None."""
         return self.row.failure
 
     def fail(self, error: Exception) -> None:
-        """Note why the sample could not be made; the pipes downstream leave it as it is."""
+        """Record why the sample could not be made. Pipes downstream then pass it on unchanged."""
         self.row.failure = error
 
     @property
@@ -398,7 +398,7 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def draw(self) -> SampleKey:
-        """The key that all random numbers of the delivered sample derive from."""
+        """The key from which all random numbers of the delivered sample derive."""
         return self.row.sample_key
 
     @property
@@ -414,7 +414,7 @@ class Sample(MutableMapping[str, Any]):
             shorten(error)
             raise error  # KDPIPES_TRACEBACK=full shows the frames in between
 
-    if not TYPE_CHECKING:  # with it, type checkers would accept any attribute
+    if not TYPE_CHECKING:  # otherwise, type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             is_field = not name.startswith("_") and name in self._fields
@@ -434,7 +434,7 @@ class Sample(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         frame = inspect.currentframe()
         caller = None if frame is None else frame.f_back
-        # `x, y = sample` would assign the names of the fields.
+        # `x, y = sample` would assign the field names.
         if caller is not None and caller.f_code.co_code[caller.f_lasti] in _UNPACKING:
             names = " ".join(self._fields)
             raise TypeError(f"A sample is a mapping and cannot be unpacked. `.select({names!r})` returns tuples.")
@@ -453,7 +453,7 @@ class Sample(MutableMapping[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         block = self.block
-        fields = dict(self)  # first, because loading fields records entries of the ctx
+        fields = dict(self)  # fields come first, because loading them records entries of the ctx
         kept = block.route, block.claimed, block.is_recording, self.ctx, self.row.shared_key
         key = None if self.has_number else self.key
         return _restore, (fields, key, self.position, self.draw, self.version, kept)
@@ -471,7 +471,7 @@ class Sample(MutableMapping[str, Any]):
             reject_field(name, f"Sample {self.key!r}", self._fields)
 
     def naming(self) -> Callable[[], str]:
-        """Return a function that returns the sample's name for errors, and does not keep the sample in memory."""
+        """Return a function that returns the sample's name for errors, without keeping the sample in memory."""
         key_of = self.block.key
         return partial(sample_name, self.row.key or (self.key if key_of is None else partial(key_of, self.position)))
 
@@ -485,7 +485,7 @@ class Sample(MutableMapping[str, Any]):
         return self.block.lacking[0]
 
     def missing(self, names: Sequence[str]) -> Column | None:
-        """Return a field that raises MissingMemberError when it is read; None unless this sample lacks one of these."""
+        """Return a field that raises MissingMemberError when it is read; None if this sample lacks none of `names`."""
         lacking, place = self.block.lacking
         if not any(name in lacking for name in names):
             return None
@@ -501,7 +501,7 @@ class Sample(MutableMapping[str, Any]):
         return Column(reject, what=f"reading field {member!r}")
 
     def key_of(self, operation: str) -> bytes:
-        """Return the key of an operation, which depends only on the delivered sample and the operation's name."""
+        """Return an operation's random key, which depends only on the delivered sample and the operation's name."""
         sample_key = self.row.sample_key
         early = (sample_key.replayed or {}).get(_EARLY, {}).get(operation)
         return (sample_key if early is None else SampleKey.from_entry(early, is_early=True)).key(operation)
@@ -511,7 +511,7 @@ class Sample(MutableMapping[str, Any]):
 
         Args:
             operation: The name of the operation, unique for the sample.
-            is_borrowed: Whether the operation no longer uses the generator when this thread asks for the next one.
+            is_borrowed: Whether the operation is done with the generator before this thread asks for the next one.
         """
         row = self.row
         replayed = row.sample_key.replayed
@@ -526,13 +526,13 @@ class Sample(MutableMapping[str, Any]):
 
     @property
     def is_watched(self) -> bool:
-        """Whether it must be known which operations draw random numbers."""
+        """Whether draws of random numbers must be recorded."""
         row = self.row
         return row.drawn is not None or self.block.is_recording or row.sample_key.replayed is not None
 
     @contextmanager
     def watching_draws(self) -> Iterator[Callable[[], str | None]]:
-        """Yield a function that returns the name of an operation that has drawn random numbers meanwhile, or None."""
+        """Yield a function that returns the name of an operation that has drawn random numbers since, or None."""
         before = self.row.drawn
         drawn = list[tuple[str, np.random.Generator | None]]()
         self.row.drawn = drawn
@@ -598,9 +598,9 @@ class Sample(MutableMapping[str, Any]):
         return view
 
     def fork(self, *, key: str | None = None) -> Sample:
-        """Return the sample, or one with another key, for another delivery, with a ctx of its own.
+        """Return the sample, or a sample with another key, for a further delivery, with a separate ctx.
 
-        Fields that are not loaded are computed anew.
+        Fields that are not loaded yet are computed separately.
         """
         own = self.block
         forks = dict[Column, Column]()
@@ -625,7 +625,7 @@ class Sample(MutableMapping[str, Any]):
         return fork
 
     def recorded(self, name: str) -> Any:
-        """Return one entry of the ctx. Load the field whose loading records it, if necessary."""
+        """Return one entry of the ctx. If necessary, load the field that records it."""
         promises = self.block.promises
         for promise in [promises[name]] if name in promises else list(promises.values()):
             if name not in self.ctx:
@@ -638,7 +638,7 @@ class Sample(MutableMapping[str, Any]):
 
 
 class _Unknown:
-    """A stand-in for the generator of an operation that the replayed ctx does not know. Drawing from it raises."""
+    """A stand-in for the generator of an operation that is missing in the replayed ctx. Drawing from it raises."""
 
     def __init__(self, operation: str) -> None:
         self._operation = operation
@@ -686,7 +686,7 @@ def _short(value: Any) -> str:
 
 
 def as_sample(item: Any, index: int, pipe: str) -> Sample:
-    """Return a sample (as a new object, because a stock pipe may keep it) or a dictionary of fields as a new sample."""
+    """Return a sample (as a new object, because a stock pipe may keep it), or a new sample made from a dictionary."""
     if isinstance(item, Sample):
         return item.fork()
     if isinstance(item, Mapping) and all(isinstance(name, str) for name in item):

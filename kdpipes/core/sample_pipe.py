@@ -23,11 +23,11 @@ from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, Traits
 
-_FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes passes
+_FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes fills
 
 
 class SampleMapper(Named, Working, Pipe):
-    """The base class of work pipes of both flavours: the operation, and what is known before a sample is read."""
+    """The base class of work pipes of both flavours: the operation, and facts known before a sample is read."""
 
     source: Any
 
@@ -42,7 +42,7 @@ class SampleMapper(Named, Working, Pipe):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        """The traits of the operation. Each sample passes before the next one is read."""
+        """The traits of the operation. A sample passes before the next one is read."""
         return replace(self.operation.traits, holds_back=False)
 
     def apply(self, block: Block) -> Sequence[Block]:
@@ -102,7 +102,7 @@ class SampleMapperMapDataPipe(SampleMapper, MapPipe):
 
 
 class SampleMapperIterDataPipe(SampleMapper, IterPipe):
-    """Applies an operation to each sample of a stream while it passes."""
+    """Applies an operation to each sample of a stream as it passes."""
 
     def __init__(self, source_datapipe: IterDataPipe[Any], operation: Operation, name: str) -> None:
         super().__init__()
@@ -118,17 +118,17 @@ class SampleMapperIterDataPipe(SampleMapper, IterPipe):
                 for step in steps if sample.failure is None else ():
                     sample = step(sample)
             except Exception as error:
-                # An error would end this generator, and with it the epoch. An indexed chain makes each sample within
-                # `deal`, which can leave it out, so the error waits until `deal` takes the sample.
+                # An error would end this generator, and with it the epoch. In an indexed chain, samples are made within
+                # `deal`, which can leave them out. Here, the error waits until `deal` takes the sample.
                 if (tolerated := tolerance()) is None or not tolerated.keeps_failures:
                     raise
                 sample.fail(error)
             yield sample
 
     def _row(self) -> tuple[Iterator[Sample], list[Callable[[Sample], Sample]]]:
-        """Return the operations of this pipe and of the work pipes right before it, and the samples they apply to.
+        """Return the operations of this pipe and of the work pipes directly upstream, and their source.
 
-        A pipe that is being profiled has a `samples` of its own, and ends the row.
+        A pipe that is being profiled has a `samples` method of its own, and ends the sequence.
         """
         pipes = [self]
         while type(source := pipes[0].source) is SampleMapperIterDataPipe and "samples" not in vars(source):
@@ -149,7 +149,7 @@ class _Declaring(Protocol):
 class UsersOperation(Operation):
     """A user's function of (sample, *args, **kwargs), or an object that is called with the sample.
 
-    `declared` are its traits; if it is None, the traits of the object count.
+    `declared` are its traits; if None, the object's own traits are used.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class UsersOperation(Operation):
             traits = called.function.traits if isinstance(called.function, _Declaring) else None
             declared = traits if isinstance(traits, Traits) else UNDECLARED
         if (declared.role, declared.gives) != ("work", "samples"):
-            hint = "A pipe with another role is a class of its own: subclass `kdp.MapPipe` or `kdp.IterPipe`."
+            hint = "For a pipe with another role, subclass `kdp.MapPipe` or `kdp.IterPipe`."
             shown = f"Traits(role={declared.role!r}, gives={declared.gives!r})"
             raise ValueError(
                 f'The traits of `.{name}()` must have role "work" and give "samples", but are {shown} instead. {hint}'
@@ -226,16 +226,17 @@ def sample_pipe(
     Args:
         name: The functional name. It must not be that of a pipe or method of torch, torchdata or kdpipes.
         changes: The names of the fields that a function changes or adds, in one string, "x mask", or in a set. Other
-            columns then come straight from the source. By default, all fields may change, so that a plan pipe
+            columns then come directly from the source. By default, all fields may change, so that a plan pipe
             downstream calls the function for every sample.
-        reads: The names of the fields that the results of a function depend on, likewise. By default, they may
+        reads: The names of the fields on which the results of a function depend, in the same form. By default, they may
             depend on all fields.
 
     The definition is either a function, `def brighten(sample, *, amount)`, which is called with each sample and returns
     it, or a class whose `__init__` takes the arguments of `.name(...)` and whose `__call__(sample)` does the work. A
-    class declares what it changes and reads itself: `traits = kdp.Traits(changes={"x"}, reads={"x"})`, as an attribute
-    of the class or of the object. If it subclasses `kdp.Operation`, missing fields that the traits need raise
-    `FieldError` when the chain is built, and `fingerprint()` may return plain data that identify the operation.
+    class declares the fields that it changes and reads in its attribute `traits`, such as `traits =
+    kdp.Traits(changes={"x"}, reads={"x"})`; objects may have `traits` of their own. If it subclasses `kdp.Operation`,
+    fields that the traits need but the source lacks raise `FieldError` when the chain is built, and `fingerprint()` may
+    return plain data that identifies the operation.
 
     The function, or `__call__` of the class, may take `rng`, a `numpy.random.Generator` that depends only on (seed,
     epoch, ordinal, operation), and `ctx`, the sample's ctx; callers of `.name(...)` do not pass these. Without `rng`,
@@ -284,7 +285,7 @@ def _named_in(names: str | Set[str] | None) -> frozenset[str] | None:
 
 
 def work_pipe(name: str) -> Callable[[Definition], Definition]:
-    """Register an `Operation` class of kdpipes, which handles random numbers and the ctx itself."""
+    """Register an `Operation` class of kdpipes, which manages random numbers and the ctx itself."""
 
     def decorate(definition: Definition) -> Definition:
         register_operation(name, definition, definition)

@@ -1,4 +1,4 @@
-"""Texts without secrets of URLs and without control characters. This module imports nothing heavy."""
+"""Mask secrets of URLs and escape control characters in texts. This module has no heavy imports."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _masked_header(found: re.Match[str]) -> str:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return a text with its control characters, those of text direction and invalid UTF-8 escaped, as `repr` does.
+    """Return a text with control characters, text direction marks and invalid UTF-8 escaped as in `repr`.
 
-    So data cannot control a terminal, forge a line, or show a name in another order.
+    Data therefore cannot control a terminal, forge a line, or show a name in another order.
 
     Args:
         text: The text.
@@ -53,5 +53,5 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def safe_text(text: str) -> str:
-    """Return a text of one or several lines without secrets of URLs and without control characters."""
+    """Return a text of one or more lines with secrets of URLs masked and control characters escaped."""
     return printable(masked(text) if "://" in text else text, keep="\n\t")

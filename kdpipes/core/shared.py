@@ -1,4 +1,4 @@
-"""`Shared`, a small handle for a large value: pickling, copying and graph traversal do not copy the value."""
+"""`Shared`, a small handle for a large value, which is not copied by pickling, copying and graph traversal."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _is_sharing: ContextVar[bool] = ContextVar("kdpipes_sharing", default=False)
 class Shared(Generic[Value]):
     """A handle to a value that all copies of a pipe share.
 
-    Torch's graph traversal pickles every collection that a pipe holds, and DataLoader2 clones the pipe by pickling it;
-    this handle is not a collection, and a copy of it in the same process, or in one that was forked, is the same value
-    (inside `sharing`, as for `Loader`, it is not even written out for that). A process that is spawned gets NumPy
-    arrays through one shared memory file (Linux), and a copy of everything else.
+    Torch's graph traversal pickles every collection that a pipe holds, and DataLoader2 clones the pipe by pickling it.
+    This handle is not a collection, and its copies in the same or a forked process refer to the same value. Inside
+    `sharing`, as in `Loader`, pickling does not even serialize the value. A spawned process gets NumPy arrays through
+    one shared memory file (Linux), and copies of everything else.
 
     Args:
-        value: An object, best an array, or one whose large attributes are arrays. It must not be modified.
+        value: An object, ideally an array or an object whose large attributes are arrays. It must not be modified.
         name: Identifies the value in all processes; by default a new name.
     """
 
@@ -49,7 +49,7 @@ class Shared(Generic[Value]):
 
     @classmethod
     def of_name(cls, name: str) -> Shared[Any] | None:
-        """Return the handle of this name in this process, if there is one."""
+        """Return this process's handle with the given name, or None."""
         return cls._live.get(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ class Shared(Generic[Value]):
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let pipes be copied inside without the values that they share: for copies that stay in this process."""
+    """Make pickles of pipes inside this block omit shared values: for copies that stay in this process."""
     token = _is_sharing.set(True)
     try:
         yield
@@ -73,7 +73,7 @@ def sharing() -> Iterator[None]:
 
 
 def is_sharing() -> bool:
-    """Return whether a copy that is made now stays in this process."""
+    """Return whether copies made now stay in this process."""
     return _is_sharing.get()
 
 
@@ -82,12 +82,12 @@ def _restore(name: str, payload: bytes | None) -> Shared[Any]:
     if live is not None:
         return live
     if payload is None:
-        raise RuntimeError("A copy that was to stay in its process has been read in another one.")
+        raise RuntimeError("A copy made for use within one process was unpickled in another process.")
     return Shared(name=name, value=pickle.loads(payload))  # noqa: S301 - a chain that the user pickled
 
 
 class _MemoryFile:
-    """The buffers of a value in a file that has no name and ends with the last process that holds it open."""
+    """The buffers of a value, in an anonymous file that exists until the last process closes it."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -97,13 +97,13 @@ class _MemoryFile:
         self._sent: tuple[weakref.ref[Any], Any] | None = None
 
     def for_child(self, child: Any) -> tuple[Any, bytes, list[tuple[int, int]]]:
-        """Return what the process that is being spawned needs to attach; the buffers are written only once."""
+        """Return the data that a process being spawned needs to attach; the buffers are written only once."""
         buffers: list[pickle.PickleBuffer] = []
         payload = pickling.dumps(self._value, buffer_callback=buffers.append)
         if self._places is None:
             self._places = [self._write(buffer) for buffer in buffers]
         if self._sent is None or self._sent[0]() is not child:
-            self._sent = weakref.ref(child), DupFd(self._file.fileno())  # a child takes a descriptor once
+            self._sent = weakref.ref(child), DupFd(self._file.fileno())  # a child can detach a descriptor only once
         return self._sent[1], payload, self._places
 
     def _write(self, buffer: pickle.PickleBuffer) -> tuple[int, int]:
@@ -115,7 +115,7 @@ class _MemoryFile:
         return start, self._file.tell() - start
 
 
-_attached: dict[str, memoryview] = {}  # by a child, which is handed each file once and may read it later again
+_attached: dict[str, memoryview] = {}  # in a child: it gets each file once, but may unpickle a value again later
 
 
 def _attach(name: str, descriptor: Any, payload: bytes, places: list[tuple[int, int]]) -> Shared[Any]:
@@ -131,7 +131,7 @@ def _attach(name: str, descriptor: Any, payload: bytes, places: list[tuple[int, 
 
 
 class PackedStrings(Sequence[str]):
-    """A sequence of strings as one array of bytes: 10^6 paths take their own length and 8 bytes each, no objects.
+    """A sequence of strings in one array of bytes: 10^6 paths take their length and 8 bytes each, without objects.
 
     >>> PackedStrings(["heron/1.jpg", "stork/2.jpg"])[1]
     'stork/2.jpg'
@@ -146,17 +146,17 @@ class PackedStrings(Sequence[str]):
 
     @classmethod
     def of_arrays(cls, ends: NDArray[np.int64], letters: NDArray[np.uint8]) -> PackedStrings:
-        """Return the strings whose `arrays` these are."""
+        """Return the strings from the arrays that `arrays` returned."""
         self = cls.__new__(cls)
         if len(ends) and (int(ends[-1]) > len(letters) or int(ends[0]) < 0 or (np.diff(ends) < 0).any()):
-            raise ValueError("the strings do not end where they are said to")
+            raise ValueError("the ends of the strings do not match the bytes")
         self._ends = ends
         self._bytes = letters
         return self
 
     @classmethod
     def joined(cls, parts: Sequence[PackedStrings]) -> PackedStrings:
-        """Return the strings of several sequences, one sequence after the other."""
+        """Return the strings of several sequences, concatenated."""
         all_ends = [np.zeros(0, dtype=np.int64)]
         all_letters = [np.zeros(0, dtype=np.uint8)]
         start = 0
@@ -167,7 +167,7 @@ class PackedStrings(Sequence[str]):
         return cls.of_arrays(np.concatenate(all_ends), np.concatenate(all_letters))
 
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """Return where each string ends, and the bytes of all of them."""
+        """Return the end offset of each string, and the bytes of all strings."""
         return self._ends, self._bytes
 
     def __len__(self) -> int:

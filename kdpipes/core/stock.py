@@ -1,7 +1,7 @@
-"""What kdpipes knows about the pipes of torch and torchdata. The only module that imports torchdata, and only on use.
+"""Knowledge about the pipes of torch and torchdata. Only this module imports torchdata, and only on use.
 
-torchdata 0.9, the last release with DataPipes, has wheels up to Python 3.12. A chain can hold its pipes only if
-somebody has imported it.
+torchdata 0.9, the last release with DataPipes, has wheels up to Python 3.12. A chain can contain its pipes only if they
+were imported before.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _loaded: dict[str, Any] = {}
 def load_torchdata(module: str = _PIPES) -> Any:
     """Import a module of torchdata, without its deprecation warning, and return it; None without torchdata 0.9.
 
-    torchdata imports Hugging Face's `datasets`, if that is installed, for one function of one of its readers, which
-    takes half a second and 60 MB: here, that import is delayed until the function is called.
+    torchdata imports Hugging Face's `datasets`, if installed, for one function of one reader, which takes half a second
+    and 60 MB. This import is delayed until that function is called.
     """
-    if module in _loaded:  # `sys.modules` may hold one that another thread is still importing
+    if module in _loaded:  # `sys.modules` may hold a module that another thread is still importing
         return _loaded[module]
     with _loading.lock, warnings.catch_warnings():
-        # torchdata 0.10 and later, which has wheels for newer Pythons, has neither DataPipes nor DataLoader2.
+        # torchdata 0.10 and later, with wheels for newer Pythons, has neither DataPipes nor DataLoader2.
         if importlib.util.find_spec("torchdata") is None or importlib.util.find_spec("torchdata.datapipes") is None:
             return None
-        # The message says at each import that DataPipes are deprecated. Users of kdpipes cannot act on it.
+        # Each import prints that DataPipes are deprecated. Users of kdpipes cannot act on it.
         warnings.filterwarnings("ignore", message=r"\s*#+\s*WARNING!\s*The 'datapipes', 'dataloader2' modules")
         delays = "datasets" not in sys.modules and importlib.util.find_spec("datasets") is not None
         if delays:
@@ -78,18 +78,18 @@ def is_of_torchdata(pipe: Any, *names: str) -> bool:
     """Return whether a pipe is an instance of one of the classes of torchdata with these names."""
     module = sys.modules.get(_PIPES)
     found = {} if module is None else vars(module)
-    return isinstance(pipe, tuple(found[name] for name in names if name in found))  # it may still be imported
+    return isinstance(pipe, tuple(found[name] for name in names if name in found))  # it may still be importing
 
 
 def passes_on(pipe: Any) -> Any:
-    """Return the source of a stock pipe that passes all samples on unchanged, or some of them; None for other pipes."""
+    """Return the source of a stock pipe that passes on all or some samples unchanged; None for other pipes."""
     if isinstance(pipe, Shuffler | ShardingFilter):
         return vars(pipe).get("source_datapipe") or vars(pipe).get("datapipe")
     return vars(pipe).get("source_datapipe") if is_of_torchdata(pipe, "Prefetcher") else None
 
 
 def keeps_items_apart(pipe: Any) -> bool:
-    """Return whether a stock pipe holds no item back: what it gives depends on the item that it has read last."""
+    """Return whether a stock pipe is unbuffered: its output depends only on the item read last."""
     kinds = (Mapper, IndexedMapper, Collator, Filter, UnBatcher)
     return isinstance(pipe, kinds) or is_of_torchdata(pipe, "FlatMapper")
 
@@ -103,23 +103,23 @@ class Seeded(Protocol):
 
 @runtime_checkable
 class Sharded(Protocol):
-    """A pipe that can be restricted to one part of the items."""
+    """A pipe that can be restricted to a part of the items."""
 
     def apply_sharding(self, num_of_instances: int, instance_id: int, sharding_group: Any) -> Any: ...
 
 
 def shards(pipe: Any) -> bool:
-    """Return whether a pipe gives each worker a different part of the items."""
+    """Return whether a pipe distributes items to workers, so that each gets different ones."""
     return isinstance(pipe, Sharded) or is_of_torchdata(pipe, "ShardingRoundRobinDispatcher")
 
 
 def is_one_to_one(pipe: Any) -> bool:
-    """Return whether a stock pipe makes one item of each item before it reads the next one."""
+    """Return whether a stock pipe is one-to-one and unbuffered."""
     return isinstance(pipe, Mapper | Collator)
 
 
 def has_own_seed(pipe: Any) -> bool:
-    """Return whether a stock pipe was given a seed that it keeps: `.shuffle().set_seed(1)`."""
+    """Return whether a stock pipe has a fixed seed of its own: `.shuffle().set_seed(1)`."""
     return vars(pipe).get("_seed") is not None
 
 
@@ -134,7 +134,7 @@ def is_replicable(pipe: Any) -> bool:
 
 
 def stock_traits(pipe: Any, *, is_source: bool) -> Traits:
-    """Return what is known about a pipe that is not one of kdpipes'."""
+    """Return the traits of a pipe that is not one of kdpipes'."""
     if is_source:
         return Traits(role="source")
     if isinstance(pipe, Shuffler) or is_of_torchdata(pipe, "Prefetcher") or shards(pipe):

@@ -1,4 +1,4 @@
-"""The DataPipes of torch: the only module that imports them, so that they can be replaced in one place."""
+"""The DataPipes of torch. Only this module imports them, so that they can be replaced in one place."""
 
 from __future__ import annotations
 

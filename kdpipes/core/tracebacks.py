@@ -1,4 +1,4 @@
-"""Fold the frames of kdpipes in tracebacks, so that the user's own line comes last."""
+"""Remove the frames of kdpipes from tracebacks, so that the user's own line comes last."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Item = TypeVar("Item")
 
 
 def shorten(error: BaseException) -> None:
-    """Remove the frames of kdpipes from the traceback of an error, and from those of its causes.
+    """Remove the frames of kdpipes from the traceback of an error and of its causes.
 
-    What users call does this before an error leaves it. `KDPIPES_TRACEBACK=full` keeps all frames.
+    Functions called by users do this before an error leaves them. `KDPIPES_TRACEBACK=full` keeps all frames.
     """
     if os.environ.get(_VARIABLE) == "full":
         return
@@ -40,7 +40,7 @@ def shorten(error: BaseException) -> None:
 
 
 def with_short_tracebacks(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield items. Errors have no frames of kdpipes in their tracebacks."""
+    """Yield items, and remove the frames of kdpipes from the tracebacks of errors."""
     try:
         yield from items
     except GeneratorExit:
@@ -61,8 +61,8 @@ def traceback_text(error: BaseException) -> str:
 
 
 def calling_line() -> tuple[FrameType, int]:
-    """Return the innermost frame of the user's code and its line; without such a frame, the outermost one."""
-    # With None, different versions of Python skip different frames.
+    """Return the innermost frame of the user's code and its line. Without such a frame, return the outermost one."""
+    # Explicit, because with None different versions of Python skip different frames.
     frames = list(traceback.walk_stack(inspect.currentframe()))
     for frame, line in frames:
         file = frame.f_code.co_filename
@@ -77,7 +77,7 @@ def _without_own_frames(error: BaseException) -> TracebackType | None:
     kept = [entry for entry, is_own in zip(entries, own, strict=True) if not is_own]
     is_sent = any("In a worker:" in note for note in getattr(error, "__notes__", ()))
     is_expected = is_sent or isinstance(error, KdpipesError) or not isinstance(error, Exception)
-    if entries and own[-1] and not is_expected:  # the last line of a fault in kdpipes, or of a call of compiled code
+    if entries and own[-1] and not is_expected:  # shows a bug in kdpipes, or the call of compiled code
         kept.append(entries[-1])
     following: TracebackType | None = None
     for entry in reversed(kept):
@@ -92,7 +92,7 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _are_own(entries: list[TracebackType]) -> Iterator[bool]:
-    """Yield whether each frame is one of kdpipes, of torch's pipes, or of Python's library that these called."""
+    """Yield whether each frame belongs to kdpipes, torch's pipes, or standard library code called by them."""
     is_own = False
     for entry in entries:
         file = entry.tb_frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""`Traits`, the declaration of what a pipe does to samples, which other pipes read."""
+"""`Traits`, the declaration of what a pipe does to samples, which is used by other pipes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kdpipes.core.errors import check_choice, must_be
 
 Role = Literal["source", "plan", "order", "work", "cache", "deal", "batch", "device"]
 Gives = Literal["samples", "items", "batches"]
-_PASSING = ("plan", "order", "cache")  # the roles of pipes that pass samples unchanged
+_PASSING = ("plan", "order", "cache")  # roles of pipes that pass samples unchanged
 
 
 class ItemForm(NamedTuple):
@@ -38,13 +38,13 @@ class ItemForm(NamedTuple):
 class Traits:
     """The declaration of what a pipe, or the operation of a work pipe, does to samples.
 
-    The defaults are the cautious choice: a pipe may read and change every field. For pipes that pass samples on
+    The defaults are conservative: a pipe may read and change every field. For pipes that pass samples on
     unchanged (roles "plan", "order" and "cache"), the defaults of `reads` and `changes` are no fields.
 
     Args:
         role: The role of the pipe in a chain. "source" makes samples; "plan" chooses samples or joins several sources,
             and passes them unchanged; "order" changes only their order or which worker gets them; "work" changes
-            samples; "cache" keeps their values; "deal" makes batches; "batch" makes one item of each batch; "device"
+            samples; "cache" keeps their values; "deal" makes batches; "batch" makes one item from each batch; "device"
             runs in the main process, as do all pipes after it.
         gives: What the pipe yields: "samples", "items" as `select` makes them, or "batches".
         item_form: The form of the items or batches; None if they are samples, or the form is unknown.
@@ -53,17 +53,17 @@ class Traits:
         changes: The names of the fields whose values change, or that are added, as a set; None if that is unknown.
         renames: New names of fields, each with a tuple of old names, of which the first that a sample has is renamed.
         random: The name of the part that draws random numbers, so that results differ between epochs; None if no part
-            is known to.
+            is known to draw any.
         records: The name of the part whose parameters `record_ctx` records; None if there is none.
         seeds: The names of the functions for which global random generators are seeded.
         freezes: Whether the pipe keeps the first results of random operations upstream for all later epochs.
         is_eager: Whether the operation may load fields when a sample passes. Otherwise, it loads a field only when the
             field is read.
-        is_transparent: Whether the pipe changes no sample, so that states fit chains with and without it.
-        holds_back: Whether a stream may hold samples back, so that the sample that leaves the pipe need not be the one
+        is_transparent: Whether the pipe leaves all samples unchanged, so that states fit chains with and without it.
+        holds_back: Whether a stream may buffer samples, so that the sample that leaves the pipe need not be the one
             that was read last.
-        counts_whole: Whether what passes depends on the whole stream, so that it cannot be read in lanes; of a source:
-            whether it may give its samples several times in an epoch.
+        counts_whole: Whether the output depends on the whole stream, so that it cannot be read in lanes; for a source,
+            whether it may yield its samples several times in an epoch.
         is_remote: Whether a source reads over a network and can prefetch samples.
         reads_files: Whether a source reads a local file for each sample and can prefetch samples.
     """
@@ -113,7 +113,7 @@ class Traits:
         return (known - old) | frozenset(self.renames) | self.changes
 
     def column_before(self, name: str) -> str | None:
-        """Return the name of the upstream field whose values become field `name`; None if they are computed anew."""
+        """Return the upstream field that provides the values of field `name`; None if the operation computes them."""
         if name in self.renames:
             names = self.renames[name]
             return names[0] if len(names) == 1 else None

@@ -151,5 +151,5 @@ def test_packed_strings_are_joined_and_taken_apart(parts: list[list[str]]) -> No
 def test_strings_that_end_nowhere_are_rejected() -> None:
     letters = np.frombuffer(b"ab", dtype=np.uint8)
     for ends in ([1, 3], [-1, 2], [2, 1]):
-        with pytest.raises(ValueError, match="do not end where they are said to"):
+        with pytest.raises(ValueError, match="ends of the strings do not match the bytes"):
             PackedStrings.of_arrays(np.array(ends), letters)
