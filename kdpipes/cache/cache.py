@@ -19,7 +19,7 @@ from kdpipes.cache.shared_folder import CacheCounters
 from kdpipes.cache.store import CacheStats, CacheStore, Entries, bound_to
 from kdpipes.core.chain import Chain
 from kdpipes.core.column import Column, Inputs
-from kdpipes.core.errors import ChainError, check_choice, check_flag, must_be
+from kdpipes.core.errors import ChainError, check_choice, check_flag, check_type, must_be
 from kdpipes.core.messages import warn
 from kdpipes.core.operation import Operation
 from kdpipes.core.order import Order
@@ -637,8 +637,7 @@ class CacherOnDisk(Cacher):
         allow_pickle: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(url, str | os.PathLike):
-            raise TypeError(must_be("url", "a path or a URL", url))
+        check_type("url", url, str | os.PathLike, "a path or a URL")
         if not os.fspath(url):
             raise ValueError(must_be("url", "the name of a folder", url))
         place = os.fspath(url).removeprefix("file://")

@@ -19,7 +19,7 @@ from kdpipes.cache.lmdb_store import LmdbStore
 from kdpipes.cache.shared_folder import clear_named, named_folders
 from kdpipes.cache.store import CacheStore, Entries, bound_to
 from kdpipes.core.column import Column
-from kdpipes.core.errors import DataError, check_flag, must_be, reject_field
+from kdpipes.core.errors import DataError, check_flag, check_type, reject_field
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted
 from kdpipes.core.progress import shown_if_slow
@@ -72,8 +72,7 @@ class CacheReaderMapDataPipe(MapPipe):
         allow_pickle: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(url, str | os.PathLike | CacheStore):
-            raise TypeError(must_be("url", "a path, a URL or a `CacheStore`", url))
+        check_type("url", url, str | os.PathLike | CacheStore, "a path, a URL or a `CacheStore`")
         check_flag("allow_pickle", allow_pickle)
         store = url if isinstance(url, CacheStore) else store_in(os.fspath(url), storage_options)
         self._url = str(url)

@@ -106,10 +106,10 @@ def shown_value(value: Any, depth: int = 0) -> str:
     return _shortened(f"{name}({', '.join(arguments)})")
 
 
-def _shortened(text: str, longest: int = _LONGEST) -> str:
-    """Return a text, with its middle cut out if it is longer than `longest`."""
-    kept = (longest - 1) // 2
-    return text if len(text) <= longest else f"{text[:kept]}…{text[-kept:]}"
+def _shortened(text: str) -> str:
+    """Return a text, with its middle cut out if it is longer than `_LONGEST`."""
+    kept = (_LONGEST - 1) // 2
+    return text if len(text) <= _LONGEST else f"{text[:kept]}…{text[-kept:]}"
 
 
 def _collection(value: Any, depth: int) -> str:

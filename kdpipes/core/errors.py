@@ -101,11 +101,16 @@ def check_choice(param: str, value: object, choices: Collection[object]) -> None
         raise ValueError(must_be(param, "one of " + ", ".join(map(repr, choices)), value))
 
 
+def check_type(param: str, value: Any, kinds: Any, rule: str, hint: str = "") -> None:
+    """Raise TypeError unless `value` is an instance of `kinds`, a class or a union. `rule` names them for the user."""
+    if not isinstance(value, kinds):
+        raise TypeError(must_be(param, rule, value, hint))
+
+
 def check_flag(param: str, value: Any) -> bool:
     """Return `value`; raise TypeError unless it is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(must_be(param, "True or False", value))
-    return value
+    check_type(param, value, bool, "True or False")
+    return bool(value)
 
 
 def is_sequence(value: Any) -> bool:
@@ -137,7 +142,7 @@ def check_one_of(**arguments: object) -> None:
         raise ValueError(f"Exactly one of {names} must be given, but {got}.")
 
 
-def check_names(param: str, names: Any) -> tuple[str, ...] | None:
+def check_class_names(names: Any) -> tuple[str, ...] | None:
     """Return `names` as a tuple of strings, or None if `names` is None.
 
     A single string is an error. So are sets and dictionaries, because the order of a set differs between processes.
@@ -145,13 +150,13 @@ def check_names(param: str, names: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     if isinstance(names, str | Set | Mapping) or not isinstance(names, Iterable):
-        raise TypeError(must_be(param, "a sequence of names", names))
+        raise TypeError(must_be("class_names", "a sequence of names", names))
     given = tuple(names)
     if not all(isinstance(name, str) for name in given):
-        raise TypeError(must_be(param, "a sequence of names", names))
+        raise TypeError(must_be("class_names", "a sequence of names", names))
     twice = next((name for name, number in Counter(given).items() if number > 1), None)
     if twice is not None:
-        raise ValueError(must_be(param, "unique", names, f"{twice!r} occurs more than once."))
+        raise ValueError(must_be("class_names", "unique", names, f"{twice!r} occurs more than once."))
     return given
 
 

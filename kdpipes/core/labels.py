@@ -160,12 +160,12 @@ def numbered(label: Column, names: tuple[str, ...], *, are_given: bool = True) -
     return Column(number, label, what="reading the label", is_cheap=label.is_cheap, many=number_all)
 
 
-def number_fields(fields: dict[str, Any], names: Names, *, are_given: bool = True) -> None:
+def number_fields(fields: dict[str, Any], names: Names) -> None:
     """Replace the labels among the fields of a sample by class numbers, if the names of the classes are known."""
     for field in LABEL_FIELDS:
         if names is not None and field in fields:
             label = fields[field]
-            fields[field] = numbered(label if isinstance(label, Column) else Loaded(label), names, are_given=are_given)
+            fields[field] = numbered(label if isinstance(label, Column) else Loaded(label), names)
 
 
 def is_text(label: Any) -> bool:

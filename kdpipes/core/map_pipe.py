@@ -18,7 +18,7 @@ from kdpipes.core.call_text import copy_call
 from kdpipes.core.callback import Callback, call_with_key
 from kdpipes.core.chain import Chain
 from kdpipes.core.entries import entry_of, field_of, value_of
-from kdpipes.core.errors import ChainError, check_count, is_sequence, must_be
+from kdpipes.core.errors import ChainError, check_count, check_type, is_sequence, must_be
 from kdpipes.core.fingerprint import stock_fingerprint
 from kdpipes.core.frozen import Reads
 from kdpipes.core.graph import upstream_of
@@ -167,8 +167,7 @@ class MapPipe(Pipe, MapChain):
         are read only once. `column("key")` returns the keys of the samples, unless there is a field of
         that name. If each epoch draws other samples (`sample_weighted`), this is the column of epoch 0.
         """
-        if not isinstance(name, str):
-            raise TypeError(must_be("name", "the name of a field", name))
+        check_type("name", name, str, "the name of a field")
         kept: Shared[NDArray[Any]] | None = self.__dict__.get(_KEPT_LABELS)
         if name != "y":
             column = self._checked_column(name)

@@ -29,13 +29,13 @@ def logger(name: str) -> logging.Logger:
     return named
 
 
-def warn(text: str, category: type[Warning] = UserWarning) -> None:
+def warn(text: str) -> None:
     """Issue a warning that points to the line of the user's code."""
     frame, line = calling_line()
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     file = frame.f_code.co_filename
     module = frame.f_globals.get("__name__")
-    warnings.warn_explicit(safe_text(text), category, file, line, module, registry)
+    warnings.warn_explicit(safe_text(text), UserWarning, file, line, module, registry)
 
 
 def counted(number: float, unit: str) -> str:

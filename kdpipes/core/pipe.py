@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from kdpipes.core.call_text import CALLED, note_call
-from kdpipes.core.errors import ChainError, closest, must_be
+from kdpipes.core.errors import ChainError, check_type, closest
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.frozen import TAG
 from kdpipes.core.graph import edges_from
@@ -236,8 +236,7 @@ def gives_samples(source_datapipe: PipeType, name: str) -> PipeType:
 
 def a_datapipe(source_datapipe: PipeType) -> PipeType:
     """Return `source_datapipe`; raise TypeError unless it is a datapipe."""
-    if not isinstance(source_datapipe, IterDataPipe | MapDataPipe):
-        raise TypeError(must_be("source_datapipe", "a datapipe", source_datapipe))
+    check_type("source_datapipe", source_datapipe, IterDataPipe | MapDataPipe, "a datapipe")
     return source_datapipe
 
 

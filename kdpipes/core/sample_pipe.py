@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.call_text import note_call
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
-from kdpipes.core.errors import ChainError, add_note, must_be
+from kdpipes.core.errors import ChainError, add_note, check_type
 from kdpipes.core.iter_pipe import IterPipe, samples_of, tolerance
 from kdpipes.core.map_pipe import MapPipe, blocks_of, has_column, is_key
 from kdpipes.core.operation import Operation, Working
@@ -256,8 +256,7 @@ def sample_pipe(
         20
     """
 
-    if not isinstance(name, str):
-        raise TypeError(must_be("name", "the functional name", name, 'Write `@kdp.sample_pipe("name")`.'))
+    check_type("name", name, str, "the functional name", 'Write `@kdp.sample_pipe("name")`.')
     is_declared = changes is not None or reads is not None
     declared = Traits(changes=_named_in(changes), reads=_named_in(reads)) if is_declared else None
 

@@ -13,7 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_count, check_number, closest, must_be, reject_field
+from kdpipes.core.errors import (
+    ChainError,
+    DataError,
+    check_count,
+    check_number,
+    check_type,
+    closest,
+    must_be,
+    reject_field,
+)
 from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.torch_pipes import IterDataPipe
@@ -49,8 +58,7 @@ class SampleMixing(BatchPipe):
         self._fields = {"image": image, "label": label}
         names = self._form.names
         for param, name in self._fields.items():
-            if not isinstance(name, str):
-                raise TypeError(must_be(param, "the name of a field", name))
+            check_type(param, name, str, "the name of a field")
             if names and name not in names:
                 hint = f'Select it: `.select("{" ".join([*names, name])}")`; or name another: `{param}=...`.'
                 rule = f"among the fields {', '.join(names)}"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, must_be
+from kdpipes.core.errors import ChainError, check_type
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
@@ -64,8 +64,7 @@ class BatchPipe(OneToOne):
             ) from None
 
     def __init__(self, source_datapipe: IterDataPipe[Any]) -> None:
-        if not isinstance(source_datapipe, IterDataPipe):
-            raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
+        check_type("source_datapipe", source_datapipe, IterDataPipe, "a stream of batches")
         if Chain.of(source_datapipe).numbering_deal() is None:
             raise ChainError(
                 f"`{pipe_name(self)}` takes the batches of `deal`, but `{pipe_name(source_datapipe)}` does not give "

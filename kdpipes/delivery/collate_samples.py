@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_choice, closest, must_be
+from kdpipes.core.errors import ChainError, DataError, check_choice, check_type, closest, must_be
 from kdpipes.core.map_pipe import number_array
 from kdpipes.core.pipe import form_of
 from kdpipes.core.processes import in_one_torch_thread
@@ -285,8 +285,7 @@ def split_ctx(ctx: Mapping[str, Any]) -> list[dict[str, Any]]:
         >>> split_ctx({"crop": {"top": torch.tensor([3, 4])}, "flip": [None, {"flipped": True}]})
         [{'crop': {'top': 3}}, {'crop': {'top': 4}, 'flip': {'flipped': True}}]
     """
-    if not isinstance(ctx, Mapping):
-        raise TypeError(must_be("ctx", "the ctx of a batch, a dictionary", ctx))
+    check_type("ctx", ctx, Mapping, "the ctx of a batch, a dictionary")
     parts = [(name, _split(value)) for name, value in ctx.items()]
     return [
         {name: _at(values, place) for name, values in parts if _at(values, place) is not None}

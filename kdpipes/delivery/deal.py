@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, must_be, without_notes
+from kdpipes.core.errors import ChainError, DataError, check_type, without_notes
 from kdpipes.core.map_pipe import MapPipe, blocks_at
 from kdpipes.core.messages import warn
 from kdpipes.core.operation import finished
@@ -95,8 +95,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         uneven: Uneven = "keep",
         ranks: DealRanks = "auto",
     ) -> None:
-        if not isinstance(source_datapipe, MapDataPipe):
-            raise TypeError(must_be("source_datapipe", "an indexed pipe", source_datapipe))
+        check_type("source_datapipe", source_datapipe, MapDataPipe, "an indexed pipe")
         self.source = source_datapipe
         arguments = Arguments(batch_size, global_batch_size, shuffle, num_batches, seed, uneven)
         self._batching = _chosen(source_datapipe, batching).bind(source_datapipe, arguments)
@@ -258,8 +257,7 @@ def _chosen(source: Any, batching: Batching | None) -> Batching:
     shares = shares_of(source)
     if batching is None:
         return EqualBatching() if shares is None else BySource(shares)
-    if not isinstance(batching, Batching):
-        raise TypeError(must_be("batching", 'an object like `kdp.by_length("length", max_tokens=4096)`', batching))
+    check_type("batching", batching, Batching, 'an object like `kdp.by_length("length", max_tokens=4096)`')
     if shares is not None:
         raise ValueError(
             "`batching` cannot be used after `mix(per_batch=...)` or `mix(batches=...)`, which compose the batches. "

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch.utils.data import get_worker_info
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, check_count, must_be
+from kdpipes.core.errors import ChainError, DataError, check_count, check_type, must_be
 from kdpipes.core.iter_pipe import IterPipe, Tolerance, samples_of, seed_streams, with_tolerance
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.operation import Operation, Step, finished
@@ -123,8 +123,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         split: Split = "auto",
         ranks: DealRanks = "auto",
     ) -> None:
-        if not isinstance(source_datapipe, IterDataPipe):
-            raise TypeError(must_be("source_datapipe", "a stream", source_datapipe))
+        check_type("source_datapipe", source_datapipe, IterDataPipe, "a stream")
         self.source = source_datapipe
         self._layout = Layout(batch_size, global_batch_size, uneven)
         self._set_lanes(split)

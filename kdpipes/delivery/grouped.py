@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import Permutation, smallest_int
-from kdpipes.core.errors import DataError, check_count, must_be, reject_field
+from kdpipes.core.errors import DataError, check_count, check_type, must_be, reject_field
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.map_pipe import indexed
 from kdpipes.core.randomness import hash_key
@@ -93,7 +93,8 @@ class ByLength(Grouped):
     fixed_by = "kdp.by_length(...)"
 
     def __init__(self, field: str, *, max_tokens: int | None = None, global_max_tokens: int | None = None) -> None:
-        self.field = check_field(field)
+        check_type("field", field, str, 'the name of a field, like "length"')
+        self.field = field
         self.max_tokens = max_tokens
         self.global_max_tokens = global_max_tokens
         self._limits = _given(max_tokens=max_tokens, global_max_tokens=global_max_tokens)
@@ -154,13 +155,6 @@ class ByLength(Grouped):
 
 def _given(**limits: int | None) -> dict[str, int]:
     return {name: check_count(name, limit) for name, limit in limits.items() if limit is not None}
-
-
-def check_field(field: Any) -> str:
-    """Return the name of a field; raise TypeError if it is none."""
-    if not isinstance(field, str):
-        raise TypeError(must_be("field", 'the name of a field, like "length"', field))
-    return field
 
 
 def reject_missing(source: Any, field: str) -> None:
@@ -295,9 +289,9 @@ class ByValue(Grouped):
     _layout: Layout
 
     def __init__(self, field: str, batch_sizes: Mapping[Any, int] | None = None) -> None:
-        self.field = check_field(field)
-        if not isinstance(batch_sizes, Mapping | None):
-            raise TypeError(must_be("batch_sizes", "a mapping from values to batch sizes", batch_sizes))
+        check_type("field", field, str, 'the name of a field, like "length"')
+        self.field = field
+        check_type("batch_sizes", batch_sizes, Mapping | None, "a mapping from values to batch sizes")
         sizes = ((value, check_count("batch_sizes", size)) for value, size in (batch_sizes or {}).items())
         self.batch_sizes = dict(sizes) or None
 

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import smallest_int
-from kdpipes.core.errors import DataError, check_count
+from kdpipes.core.errors import DataError, check_count, check_type
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.batching import Arguments, Batching, Epoch
-from kdpipes.delivery.grouped import LengthOrder, check_field, read_lengths, reject_missing
+from kdpipes.delivery.grouped import LengthOrder, read_lengths, reject_missing
 from kdpipes.delivery.layout import Layout, Sharding
 
 Content = list[tuple[int, int]]  # what a row has of each distinct length: (number of the length, how often)
@@ -51,7 +51,8 @@ class Packed(Batching):
     row_size: int
 
     def __init__(self, field: str, max_tokens: int) -> None:
-        self.field = check_field(field)
+        check_type("field", field, str, 'the name of a field, like "length"')
+        self.field = field
         self.max_tokens = self.row_size = check_count("max_tokens", max_tokens)
 
     def set_up(self, source: Any, arguments: Arguments) -> None:

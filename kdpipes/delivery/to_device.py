@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.utils.data import get_worker_info
 
-from kdpipes.core.errors import ChainError, must_be
+from kdpipes.core.errors import ChainError, check_type, must_be
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import Traits
@@ -49,10 +49,8 @@ class DeviceMoverIterDataPipe(Resumable, IterDataPipe[Any]):
     traits = Traits(role="device", gives="batches")
 
     def __init__(self, source_datapipe: IterDataPipe[Any], device: str | torch.device) -> None:
-        if not isinstance(source_datapipe, IterDataPipe):
-            raise TypeError(must_be("source_datapipe", "a stream of batches", source_datapipe))
-        if not isinstance(device, str | torch.device):
-            raise TypeError(must_be("device", 'a device like "cuda" or "cuda:1"', device))
+        check_type("source_datapipe", source_datapipe, IterDataPipe, "a stream of batches")
+        check_type("device", device, str | torch.device, 'a device like "cuda" or "cuda:1"')
         try:
             self._device = torch.device(device)
         except RuntimeError:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.column import Column
-from kdpipes.core.errors import ChainError, check_count, check_names, check_seed
+from kdpipes.core.errors import ChainError, check_class_names, check_count, check_seed
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.map_pipe import MapPipe, item_at
 from kdpipes.core.pipe import form_of
@@ -224,7 +224,7 @@ def show_batch(
     elif source_datapipe is not None:
         chain = chain_in(source_datapipe, "kdp.show_batch")
     form, known_names = names_of(chain)
-    labels_of = check_names("class_names", class_names) or known_names
+    labels_of = check_class_names(class_names) or known_names
     values, _ = columns_of(batch, form)
     images = _images(values)
     labels = values.get("y")

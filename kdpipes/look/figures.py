@@ -68,8 +68,8 @@ def _text(x: float, y: float, text: str, *, size: int = 12, color: str = "#222",
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{color}"{more}>{shown}</text>'
 
 
-def _rect(x: float, y: float, width: float, height: float, fill: str, more: str = ' rx="2"') -> str:
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{fill}"{more}/>'
+def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}" fill="{fill}" rx="2"/>'
 
 
 def _legend(entries: Sequence[tuple[str, str]], x: float) -> tuple[list[str], float]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import UNLABELLED, smallest_int
 from kdpipes.core.column import filled
-from kdpipes.core.errors import DataError, check_choice, check_names, must_be
+from kdpipes.core.errors import DataError, check_choice, check_class_names, must_be
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.labels import as_classes, label_of
 from kdpipes.core.map_pipe import MapPipe, as_column
@@ -46,7 +46,7 @@ class _Mapping:
             check_choice("unmapped", unmapped, ("drop", "keep", "raise"))
         self._unmapped = unmapped or "drop"
         self._warns = unmapped is None
-        self._class_names = check_names("class_names", class_names)
+        self._class_names = check_class_names(class_names)
         self._mapping = dict(mapping)
         if self._class_names is not None:
             new = to_labels("mapping", list(mapping.values()), self._class_names, are_names=False)

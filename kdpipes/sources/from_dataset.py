@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.column import Column, filled
-from kdpipes.core.errors import ChainError, DataError, check_names, must_be, reject_field
+from kdpipes.core.errors import ChainError, DataError, check_class_names, must_be, reject_field
 from kdpipes.core.fingerprint import digest, settled_attributes, sketch, sketch_of_attributes
 from kdpipes.core.labels import (
     class_names_in,
@@ -108,7 +108,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         self._labels: Shared[NDArray[Any]] | None = None
         self._targets: Shared[NDArray[Any]] | None = None  # labels by which plans go, while items have the same
         self._is_compared = labels is not None
-        self._class_names = check_names("class_names", class_names) or class_names_in(dataset, self._fields.split())
+        self._class_names = check_class_names(class_names) or class_names_in(dataset, self._fields.split())
         self._has_given_names = class_names is not None
         if labels is not None:
             column, self._class_names = number_labels(_in_order(labels), self._class_names)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.column import Column, filled
-from kdpipes.core.errors import DataError, add_note, check_names, must_be
+from kdpipes.core.errors import DataError, add_note, check_class_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.keys import repetitions, unique_key
 from kdpipes.core.labels import number_labels
@@ -78,7 +78,7 @@ class IdReaderMapDataPipe(MapPipe):
             check_filesystems("load", [load.replace("{id}", str(ids[0])) if len(ids) else load])
         labels = _aligned(ids, labels)
         self._ids = Shared(by_position("ids", ids))
-        self._class_names = check_names("class_names", class_names)
+        self._class_names = check_class_names(class_names)
         self._labels: Shared[NDArray[Any]] | None = None
         if labels is not None:
             column, self._class_names = number_labels(labels, self._class_names)

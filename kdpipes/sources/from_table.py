@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.column import Column
-from kdpipes.core.errors import DataError, check_names, closest, must_be
+from kdpipes.core.errors import DataError, check_class_names, closest, must_be
 from kdpipes.core.labels import number_labels
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.registry import called_as
@@ -139,7 +139,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             check_filesystems("path", list(located[:1]))
             access = Access(storage_options=storage_options, hedge_s=hedge_s, origin=origin)
             super().__init__(located, None, FileLoader("{id}", access, _HINT))
-        self._class_names = check_names("class_names", class_names)
+        self._class_names = check_class_names(class_names)
         if label is not None:
             names = self._class_names or class_names_of(rows, label)
             numbers, self._class_names = number_labels(_labels_in(rows, label), names, param="label")

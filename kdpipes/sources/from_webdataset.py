@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from webdataset import cache, filters, mix, shardlists
 from webdataset.pipeline import DataPipeline
 
-from kdpipes.core.errors import ChainError, check_names, must_be
+from kdpipes.core.errors import ChainError, check_class_names, check_type, must_be
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.randomness import current_epoch, hash_key
 from kdpipes.core.registry import called_as
@@ -86,8 +86,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
 
     def __init__(self, dataset: Any, fields: str | None = None, *, class_names: Sequence[str] | None = None) -> None:
         super().__init__()
-        if not isinstance(dataset, DataPipeline):
-            raise TypeError(must_be("dataset", "a pipeline of webdataset's", dataset))
+        check_type("dataset", dataset, DataPipeline, "a pipeline of webdataset's")
         if fields is not None and not isinstance(fields, str):
             raise TypeError(must_be("fields", 'names in one string, like "jpg cls"', fields))
         _reject(dataset)
@@ -95,7 +94,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
         self._dataset = Shared(dataset)
         self._names = Shared(_names_of(dataset))
         self._fields = fields
-        self._class_names = check_names("class_names", class_names)
+        self._class_names = check_class_names(class_names)
 
     def samples(self) -> Iterator[Sample]:
         seed, epoch = current_epoch() or self._renewed or (0, 0)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.column import Column, filled
-from kdpipes.core.errors import DataError, check_names, must_be
+from kdpipes.core.errors import DataError, check_class_names, check_type, must_be
 from kdpipes.core.labels import number_labels
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted, warn
@@ -82,13 +82,12 @@ class ImageFolderMapDataPipe(MapPipe):
         storage_options: Mapping[str, Any] | None = None,
         hedge_s: float | None = None,
     ) -> None:
-        if not isinstance(root, str | os.PathLike):
-            raise TypeError(must_be("root", "a path or a URL", root))
+        check_type("root", root, str | os.PathLike, "a path or a URL")
         self._root = os.path.expanduser(os.fspath(root).removeprefix("file://"))  # noqa: PTH111
         if is_local(self._root) and not os.path.isdir(self._root):  # noqa: PTH112
             raise FileNotFoundError(must_be("root", "a folder that exists", self._root))
         check_filesystems("root", [self._root])
-        self._class_names = check_names("class_names", class_names)
+        self._class_names = check_class_names(class_names)
         self._listing: Shared[_Listing] | None = None
         self._files = FileReader(Access(storage_options=storage_options, hedge_s=hedge_s))
 

@@ -16,9 +16,9 @@ from kdpipes.core.errors import (
     REPLACE_FILE,
     DataError,
     check_choice,
+    check_class_names,
     check_count,
     check_flag,
-    check_names,
     must_be,
     reject_field,
 )
@@ -137,7 +137,7 @@ class ShardReaderMapDataPipe(MapPipe):
         hedge_s: float | None = None,
     ) -> None:
         self._urls = Shared(expand_urls(urls))
-        self._class_names = self._given_names = check_names("class_names", class_names)
+        self._class_names = self._given_names = check_class_names(class_names)
         check_choice("fetch", fetch, get_args(Fetch))
         if not isinstance(cache_dir, str | os.PathLike | None) or (cache_dir and not is_local(os.fspath(cache_dir))):
             raise ValueError(must_be("cache_dir", "a local folder", cache_dir))

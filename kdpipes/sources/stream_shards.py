@@ -12,7 +12,15 @@ import numpy as np
 
 from kdpipes.core.arithmetic import Permutation
 from kdpipes.core.column import Column
-from kdpipes.core.errors import REPLACE_FILE, DataError, add_note, check_choice, check_count, check_flag, check_names
+from kdpipes.core.errors import (
+    REPLACE_FILE,
+    DataError,
+    add_note,
+    check_choice,
+    check_class_names,
+    check_count,
+    check_flag,
+)
 from kdpipes.core.iter_pipe import IterPipe, tolerance
 from kdpipes.core.labels import number_fields
 from kdpipes.core.registry import called_as
@@ -94,7 +102,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._max_member_bytes = check_count("max_member_bytes", max_member_bytes)
         self._urls = Shared(expand_urls(urls))
         self._has_looked = False
-        self._class_names = self._given_names = check_names("class_names", class_names)
+        self._class_names = self._given_names = check_class_names(class_names)
         self._has_names = self._class_names is not None  # whether `_class_names` is final, even if it is None
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)

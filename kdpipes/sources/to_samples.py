@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.column import Column, Loaded
-from kdpipes.core.errors import ChainError, DataError, check_names, must_be
+from kdpipes.core.errors import ChainError, DataError, check_class_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.labels import number_fields
@@ -31,7 +31,7 @@ class Recipe(Fingerprinted):
         fields: str | Mapping[str, Any] | None,
         class_names: Sequence[str] | None = None,
     ) -> None:
-        self.class_names = check_names("class_names", class_names)
+        self.class_names = check_class_names(class_names)
         self._key = None if key is None else Callback("key", key)
         self._label = None if label is None else Callback("label", label)
         if fields is not None and not isinstance(fields, str | Mapping):

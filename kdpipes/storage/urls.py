@@ -11,7 +11,7 @@ from typing import Any
 
 import braceexpand
 
-from kdpipes.core.errors import must_be
+from kdpipes.core.errors import check_type, must_be
 
 _NO_SHELL = (
     "`pipe:` would run a shell command; give the URL itself, or read it with webdataset: "
@@ -39,15 +39,13 @@ def check_roots(local_root: Any, global_root: Any) -> None:
     """Raise unless the roots of copies are a local folder, and a path or URL."""
     if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
         raise TypeError(must_be("local_root", "a local folder", local_root))
-    if not isinstance(global_root, str | os.PathLike):
-        raise TypeError(must_be("global_root", "a path or an fsspec URL", global_root))
+    check_type("global_root", global_root, str | os.PathLike, "a path or an fsspec URL")
 
 
 def local_folder(folder: Any, hint: str) -> str:
     """Return the path of a folder; raise if it is no path, or with a hint if it is a URL."""
-    if not isinstance(folder, str | os.PathLike):
-        raise TypeError(must_be("folder", "a path", folder))
-    path = os.fspath(folder).removeprefix("file://")
+    check_type("folder", folder, str | os.PathLike, "a path")
+    path: str = os.fspath(folder).removeprefix("file://")
     if not is_local(path):
         raise ValueError(must_be("folder", "a local folder", path, hint))
     return path

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 
 from kdpipes.core.column import Column
-from kdpipes.core.errors import REPLACE_FILE, DataError, check_choice, check_flag, must_be
+from kdpipes.core.errors import REPLACE_FILE, DataError, check_choice, check_flag, check_type
 from kdpipes.core.messages import counted
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.operation import Step
@@ -448,8 +448,7 @@ class ImageDecoder(Step):
         mode: Mode | None = None,
         exif: bool = False,
     ) -> None:
-        if not isinstance(field, str):
-            raise TypeError(must_be("field", "the name of a field", field))
+        check_type("field", field, str, "the name of a field")
         if mode is None:
             mode = "P" if field in MASK_NAMES else "RGB"
         check_choice("backend", backend, BACKENDS)

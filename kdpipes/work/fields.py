@@ -8,7 +8,7 @@ from typing import Any
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.column import Column
 from kdpipes.core.entries import entry_column, field_of
-from kdpipes.core.errors import FieldError, check_flag, is_sequence, must_be, reject_field
+from kdpipes.core.errors import FieldError, check_flag, check_type, is_sequence, must_be, reject_field
 from kdpipes.core.operation import Step
 from kdpipes.core.randomness import row_key
 from kdpipes.core.sample import Block, Sample
@@ -90,8 +90,7 @@ class FieldRenamer(Step):
         if not renames:
             raise ValueError('`rename_fields` must be given at least one name, like `x="jpg;png"`.')
         for new, old in renames.items():
-            if not isinstance(old, str):
-                raise TypeError(must_be(new, 'one or several old names, like "jpg;png"', old))
+            check_type(new, old, str, 'one or several old names, like "jpg;png"')
         self._renames = {new: [name.strip() for name in old.split(";")] for new, old in renames.items()}
         renamed = {new: tuple(names) for new, names in self._renames.items()}
         read = frozenset(name for names in renamed.values() for name in names)
@@ -232,8 +231,7 @@ class Selector(Step):
             raise TypeError(f"`select` takes names in one string, like `.select('x y')`, but got {given!r}.{hint}")
         if not mode.split():
             raise ValueError(must_be("mode", 'at least one name, like "x y"', mode))
-        if not isinstance(return_ctx, bool):
-            raise TypeError(must_be("return_ctx", "True or False", return_ctx, 'Names go into one string: "x y".'))
+        check_type("return_ctx", return_ctx, bool, "True or False", 'Names go into one string: "x y".')
         if "," in mode:
             spaced = " ".join(mode.replace(",", " ").split())
             raise ValueError(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, DataError, closest, must_be
+from kdpipes.core.errors import ChainError, DataError, check_type, closest
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, seed_streams
 from kdpipes.core.map_pipe import MapPipe, redrawing_name
@@ -50,8 +50,7 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
         >>> again.tobytes() == x.tobytes()
         True
     """
-    if not isinstance(ctx, Mapping):
-        raise TypeError(must_be("ctx", "the ctx of a sample, a dictionary", ctx))
+    check_type("ctx", ctx, Mapping, "the ctx of a sample, a dictionary")
     if _holds_tensors(ctx):
         raise TypeError(
             "`ctx` must be the ctx of a sample, but is that of a batch. Use `kdpipes.delivery.split_ctx(ctx)`."
@@ -65,8 +64,7 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
     sample_key = SampleKey.from_entry(entry, replayed=ctx)
     if isinstance(sample_or_key, str):
         return _by_key(sample_or_key, chain, sample_key)
-    if not isinstance(sample_or_key, Sample):
-        raise TypeError(must_be("sample_or_key", "a sample or its key", sample_or_key))
+    check_type("sample_or_key", sample_or_key, Sample, "a sample or its key")
     if sample_or_key.block.claimed or sample_or_key.block.is_recording:
         raise ChainError("`sample_or_key` must be a sample as its source makes it, but this one has been changed.")
     with using_key(sample_key):

@@ -11,7 +11,7 @@ import numpy as np
 
 from kdpipes.core.callback import Callback, call_seeded, is_seeded
 from kdpipes.core.column import Column
-from kdpipes.core.errors import DataError, add_note, is_sequence, must_be
+from kdpipes.core.errors import DataError, add_note, check_type, is_sequence, must_be
 from kdpipes.core.operation import Step
 from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.core.sample import Block, Sample
@@ -98,8 +98,7 @@ class Transformer(Step):
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
         kinds: Mapping[str, FieldKind] | None = None,
     ) -> None:
-        if not isinstance(field, str):
-            raise TypeError(must_be("field", "the name of a field", field))
+        check_type("field", field, str, "the name of a field")
         if transforms and views is not None:
             raise ValueError("`transform` takes either callables or `views`. Put all callables into the views.")
         if not transforms and views is None:

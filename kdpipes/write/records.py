@@ -26,9 +26,9 @@ from kdpipes.core.errors import (
     DataError,
     add_note,
     check_callable,
+    check_class_names,
     check_count,
     check_flag,
-    check_names,
     check_seed,
     must_be,
 )
@@ -150,7 +150,7 @@ def write_records(
     if encode is not None:
         check_callable("encode", encode)
     key = hash_key("records", check_seed(seed)) if shuffle else None
-    names = check_names("class_names", class_names)
+    names = check_class_names(class_names)
     access = Access(storage_options=storage_options)
     items = _items_of(source, encode, access)
     if names is None and isinstance(source, MapPipe):

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import DataError, as_cause, check_count, must_be, reject_field
+from kdpipes.core.errors import DataError, as_cause, check_count, check_type, must_be, reject_field
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.iter_pipe import seed_streams
 from kdpipes.core.map_pipe import MapPipe, item_at
@@ -245,8 +245,7 @@ class ShardPlaces:
 
     def __init__(self, pattern: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
         self.access = Access(storage_options=storage_options)
-        if not isinstance(pattern, str | os.PathLike):
-            raise TypeError(must_be("urls", "a path or URL", pattern))
+        check_type("urls", pattern, str | os.PathLike, "a path or URL")
         text = os.path.expanduser(os.fspath(pattern).removeprefix("file://"))  # noqa: PTH111
         folder, slash, name = text.rpartition("/")
         found = list(_NUMBER.finditer(name))
