@@ -20,12 +20,17 @@ from kdpipes.core.errors import must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.randomness import seeded_globals
 from kdpipes.work.decode import DecodedImage, EncodedImage
-from kdpipes.work.image_ops import NUM_COLUMNS, FieldKind, as_array, back_as
+from kdpipes.work.image_ops import NUM_COLUMNS, FieldKind, as_array, back_as, from_corners
 from kdpipes.work.joint import Fields, JointTransform
 from kdpipes.work.plain_data import as_plain, restored
 
 _NUM_SEEDS = 1 << 53  # larger integers are not exact in all JSON readers
-_TARGETS = {"image": "image", "mask": "mask", "boxes": "bboxes", "points": "keypoints"}  # albumentations' names
+_TARGETS = {  # albumentations' names
+    "image": "image",
+    "mask": "mask",
+    "points": "keypoints",
+    **dict.fromkeys(("boxes", "xywh", "cxcywh"), "bboxes"),
+}
 _NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "py_random", "random_generator", "seed"}
 
 
@@ -292,7 +297,7 @@ class AlbumentationsAdapter(_Adapter):
         labels = _labels_of(self._transform)
         data = dict[str, Any]()
         for name, target, kind, each in zip(fields.names, _targets_of(fields), fields.kinds, value, strict=True):
-            if kind in ("boxes", "points"):
+            if kind in NUM_COLUMNS:
                 data[target] = as_array(kind, each).astype(np.float32)
             elif kind == "other":
                 data.update({name: each} if name in labels else {})
@@ -347,8 +352,9 @@ class AlbumentationsAdapter(_Adapter):
         for name, target, kind, before in zip(fields.names, _targets_of(fields), fields.kinds, value, strict=True):
             if kind == "other":
                 made.append(_filtered(before, result[name]) if name in result else before)
-            elif kind in ("boxes", "points"):
-                made.append(back_as(before, np.asarray(result[target]).reshape(-1, NUM_COLUMNS[kind])))
+            elif kind in NUM_COLUMNS:
+                numbers = np.asarray(result[target]).reshape(-1, NUM_COLUMNS[kind])
+                made.append(back_as(before, from_corners(kind, numbers)))
             else:
                 made.append(_closed_image(kind, before, result[target]))
         return tuple(made)
@@ -370,12 +376,13 @@ def _check_joint(transform: Any, param: str, fields: Fields) -> None:
     """Raise unless a transform of albumentations gets an image, and declares the formats of boxes and points."""
     fields.check_image(param, transform)
     processors = _processors_of(transform)
-    for kind, name, format, maker in (
-        ("boxes", "bboxes", "pascal_voc", 'bbox_params=A.BboxParams("pascal_voc", label_fields=[...])'),
-        ("points", "keypoints", "xy", 'keypoint_params=A.KeypointParams("xy")'),
+    targets = {_TARGETS.get(kind) for kind in fields.kinds}
+    for name, format, maker in (
+        ("bboxes", "pascal_voc", 'bbox_params=A.BboxParams("pascal_voc", label_fields=[...])'),
+        ("keypoints", "xy", 'keypoint_params=A.KeypointParams("xy")'),
     ):
-        if (kind in fields.kinds) != (name in processors):
-            what = "with" if kind in fields.kinds else "without"
+        if (name in targets) != (name in processors):
+            what = "with" if name in targets else "without"
             hint = f"Write `A.Compose([...], {maker})`." if what == "with" else ""
             rule = f"a composition {what} `{maker.partition('=')[0]}`, for {fields}"
             raise ValueError(must_be(param, rule, transform, hint))
@@ -429,10 +436,8 @@ def as_pil(value: Any) -> Any:
 
 def _targets_of(fields: Fields) -> list[str]:
     """Return the target name of each field: that of its kind for the first field of a kind, else the field's name."""
-    return [
-        _TARGETS.get(kind, name) if fields.kinds.index(kind) == place else name
-        for place, (name, kind) in enumerate(zip(*fields, strict=True))
-    ]
+    targets = [_TARGETS.get(kind, name) for name, kind in zip(*fields, strict=True)]
+    return [target if target not in targets[:place] else fields.names[place] for place, target in enumerate(targets)]
 
 
 def _is_picture(value: Any) -> bool:
@@ -528,11 +533,11 @@ class TorchvisionAdapter(_Adapter):
         for name, kind, each in zip(*self._fields, value, strict=True):
             if kind == "other" or isinstance(each, tv_tensors.TVTensor):
                 data[name] = torch.as_tensor(each) if _is_numbers(each) else each  # v2 would treat an array as an image
-            elif kind in ("boxes", "points"):
+            elif kind in NUM_COLUMNS:
                 numbers = torch.as_tensor(as_array(kind, each)).float()
                 how: dict[str, Any] = {"canvas_size": (height, width)}
                 made = tv_tensors.KeyPoints if kind == "points" else tv_tensors.BoundingBoxes
-                data[name] = made(numbers, **how, **({"format": "XYXY"} if kind == "boxes" else {}))
+                data[name] = made(numbers, **how, **({"format": "XYXY"} if kind != "points" else {}))
             elif kind == "image":
                 image = as_pil(each)
                 data[name] = image if isinstance(image, Image.Image) else tv_tensors.Image(_planes_of(image))
@@ -561,7 +566,7 @@ class TorchvisionAdapter(_Adapter):
                 made.append(array.astype(before.dtype) if isinstance(before, np.ndarray) else Image.fromarray(array))
             else:
                 is_list = kind == "other" and isinstance(before, list)
-                made.append(plain.tolist() if is_list else back_as(before, plain))
+                made.append(plain.tolist() if is_list else back_as(before, from_corners(kind, plain)))
         return tuple(made)
 
 

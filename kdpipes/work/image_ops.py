@@ -17,8 +17,15 @@ from kdpipes.core.errors import DataError, check_count, is_sequence, must_be
 from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
-FieldKind = Literal["image", "mask", "boxes", "points", "other"]
-NUM_COLUMNS = {"boxes": 4, "points": 2}
+FieldKind = Literal["image", "mask", "boxes", "xywh", "cxcywh", "points", "other"]
+NUM_COLUMNS = {"boxes": 4, "xywh": 4, "cxcywh": 4, "points": 2}
+_COLUMNS = {
+    "boxes": "left, top, right, bottom",
+    "xywh": "left, top, width, height",
+    "cxcywh": "center x, center y, width, height",
+    "points": "x, y",
+}
+ANCHORS = {"xywh": 0.0, "cxcywh": 0.5}  # where the x and y of a box lie, as a share of its width and height
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
 RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -261,21 +268,38 @@ def moved(
 
 
 def as_array(kind: FieldKind, value: Any) -> NDArray[Any]:
-    """Return boxes or points as an array of floats, `[N, 4]` or `[N, 2]`. The value may be a list, and may be empty."""
+    """Return boxes or points as an array of floats, `[N, 4]` or `[N, 2]`. The value may be a list, and may be empty.
+
+    Boxes of all kinds become left, top, right, bottom.
+    """
     found = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     if not found.size:
         found = found.reshape(0, NUM_COLUMNS[kind])
     if found.ndim != 2 or found.shape[1] != NUM_COLUMNS[kind] or found.dtype.kind not in "iuf":
-        what = {"boxes": "[N, 4]: left, top, right, bottom", "points": "[N, 2]: x, y"}[kind]
-        raise DataError(f"{kind.capitalize()} must be numbers {what}, in pixels, but are {found.dtype} {found.shape}.")
-    wrong = np.flatnonzero((found[:, 2:] < found[:, :-2]).any(axis=1))  # none for points, which have no size
+        rule = f"numbers [N, {NUM_COLUMNS[kind]}]: {_COLUMNS[kind]}, in pixels"
+        raise DataError(f"Fields of kind {kind!r} must be {rule}, but are {found.dtype} {found.shape}.")
+    floats = found.astype(np.float64)
+    if kind in ANCHORS:
+        floats[:, :2] -= floats[:, 2:] * ANCHORS[kind]
+        floats[:, 2:] += floats[:, :2]
+    wrong = np.flatnonzero((floats[:, 2:] < floats[:, :-2]).any(axis=1))  # none for points, which have no size
     if len(wrong):
         raise DataError(
-            f"Box {wrong[0]} (counting from 0) ends before it begins: {found[wrong[0]].tolist()}. Boxes must be left, "
-            "top, right, bottom. If they are left, top, width, height, write `boxes[:, 2:] += boxes[:, :2]` in a "
-            "function before the transform."
+            f"Box {wrong[0]} (counting from 0) ends before it begins: {found[wrong[0]].tolist()}. Boxes of kind "
+            f"{kind!r} are {_COLUMNS[kind]}. If all boxes have a width and height, write "
+            '`kinds={"NAME": "xywh"}` or "cxcywh"; otherwise, correct this box in a function before the transform.'
         )
-    return found.astype(np.float64 if found.dtype != np.float32 else np.float32)
+    return floats
+
+
+def from_corners(kind: FieldKind, value: Any) -> Any:
+    """Return boxes left, top, right, bottom in the form of their kind, and points unchanged."""
+    if kind not in ANCHORS:
+        return value
+    boxes = np.asarray(value).copy()
+    boxes[:, 2:] -= boxes[:, :2]
+    boxes[:, :2] += boxes[:, 2:] * ANCHORS[kind]
+    return boxes
 
 
 def back_as(before: Any, made: Any) -> Any:

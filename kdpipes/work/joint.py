@@ -11,7 +11,7 @@ from PIL import Image
 
 from kdpipes.core.errors import DataError, closest, must_be
 from kdpipes.work.decode import MASK_NAMES, DecodedImage, EncodedImage
-from kdpipes.work.image_ops import FieldKind, size_of
+from kdpipes.work.image_ops import ANCHORS, FieldKind, as_array, back_as, from_corners, size_of
 
 _BY_NAME: dict[str, FieldKind] = {
     **dict.fromkeys(MASK_NAMES, "mask"),
@@ -131,6 +131,9 @@ class JointTransform:
         for place, (kind, value) in enumerate(zip(self._fields.kinds, values, strict=True)):
             if kind == "image":
                 made[place] = self._transform.apply(value, params)
+            elif kind in ANCHORS:
+                corners = self._transform.apply_to("boxes", as_array(kind, value), params, size)
+                made[place] = back_as(value, from_corners(kind, corners))
             elif kind != "other":
                 made[place] = self._transform.apply_to(kind, value, params, size)
         return tuple(made)

@@ -69,17 +69,19 @@ class Transformer(Step):
             None.
         views: Several lists of callables, instead of `transforms`. The field becomes a tuple of as many views, each
             with its own random numbers, and recorded as `ctx["view_1"]`, `ctx["view_2"]`, ...
-        kinds: The kinds of fields, by name: "image"; "mask"; "boxes", `[N, 4]` left, top, right, bottom; "points",
-            `[N, 2]` x, y; "other", which is left unchanged. Coordinates are in pixels from the left and top edge of the
-            image: the middle of the first pixel is 0.5. By default, the name decides: `mask`, `masks`, `segmentation`
-            are masks; `box`, `boxes`, `bbox`, `bboxes` are boxes; `point`, `points`, `keypoints` are points; `y`,
-            `label`, `labels`, `class`, `classes` are "other"; all others are images. Boxes are clipped at the edges of
-            the image, and their number does not change; integer coordinates are rounded.
+        kinds: The kinds of fields, by name: "image"; "mask"; "boxes", `[N, 4]` left, top, right, bottom; "xywh", boxes
+            `[N, 4]` left, top, width, height, as in COCO; "cxcywh", boxes `[N, 4]` center x, center y, width, height,
+            in pixels; "points", `[N, 2]` x, y; "other", which is left unchanged. Coordinates are in pixels from the
+            left and top edge of the image: the middle of the first pixel is 0.5. By default, the name decides: `mask`,
+            `masks`, `segmentation` are masks; `box`, `boxes`, `bbox`, `bboxes` are boxes; `point`, `points`,
+            `keypoints` are points; `y`, `label`, `labels`, `class`, `classes` are "other"; all others are images. Boxes
+            are clipped at the edges of the image, and their number does not change; integer coordinates are rounded.
 
     Raises:
         FieldError: There is no such field.
         TypeError: A callable returned None. The message names the callable and the sample.
-        DataError: Images and masks of one sample differ in size.
+        DataError: Images and masks of one sample differ in size; or a box has a negative width or height. The message
+            names the box and the sample.
 
     Example:
         >>> def jitter(x, rng):

@@ -87,9 +87,7 @@ def test_the_plan_continues_after_a_mix_with_any_workers() -> None:
     other = kdp.from_dataset(list("de"), "x", labels=[1, 1], class_names=["heron", "stork"])
     pipe = one.mix(other, stop="all").oversample(mode="exact")
     assert pipe.class_names() == ("heron", "stork")
-    assert (
-        Counter(pipe.column("y").tolist()) == {0: 4, 1: 4} or len(set(Counter(pipe.column("y").tolist()).values())) == 1
-    )
+    assert len(set(Counter(pipe.column("y").tolist()).values())) == 1
     dealt = pipe.select("x y").deal(batch_size=3, shuffle=True)
     with kdp.Loader(dealt, num_workers=2) as loader:
         assert list(loader) == list(dealt)

@@ -191,13 +191,6 @@ def test_shards_are_shuffled_as_they_are_drawn(photo_shards: str) -> None:
         assert [list(loader) for _ in range(3)] == expected
 
 
-def test_extras_are_redrawn_where_shards_are_shuffled(photo_shards: str) -> None:
-    shards = kdp.open_shards(photo_shards).rename_fields(x="jpg", y="cls").filter_classes(valid=[0, 1, 3])
-    chain = shards.oversample(mode="exact").transform("x", len).select("x key").deal(batch_size=16, shuffle="shards")
-    expected = [list(chain) for _ in range(2)]
-    assert expected[0] != expected[1]
-
-
 def test_choices_by_value_downstream_keep_the_first_draw() -> None:
     with pytest.warns(UserWarning, match=r"`sample_weighted` gives the same samples in every epoch here.*filter_cla"):
         plan = weighted().filter_classes(valid=["heron", "stork"])[:]

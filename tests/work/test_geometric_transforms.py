@@ -20,8 +20,6 @@ from kdpipes.work import EncodedImage, RecordedTransform
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
-FIRST_CROP = {"top": 14, "left": 33, "height": 24, "width": 21}
-FIRST_FLIPS = [True, True, False, True, True, False, False, True]
 RESAMPLING: dict[Any, Any] = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -125,11 +123,10 @@ def test_recorded_parameters_reproduce_the_pixels(photo_folder: Any) -> None:
             assert x.size == (24, 24)
 
 
-def test_draws_of_random_transforms_are_those_of_release_0_1() -> None:
-    crop = kdp.RandomResizedCrop(32)
-    assert crop.draw(IMAGE, rng(0)) == FIRST_CROP
-    assert [kdp.HorizontalFlip().draw(IMAGE, rng(seed))["flipped"] for seed in range(8)] == FIRST_FLIPS
-    assert crop.draw(as_tensor(IMAGE), rng(0)) == crop.draw(encoded(IMAGE), rng(0)) == FIRST_CROP
+def test_draws_do_not_depend_on_the_type_of_the_image() -> None:
+    images = IMAGE, as_tensor(IMAGE), encoded(IMAGE)
+    first, *others = [kdp.RandomResizedCrop(32).draw(image, rng(0)) for image in images]
+    assert others == [first] * 2
 
 
 def test_a_crop_may_have_any_shape_and_interpolation() -> None:

@@ -115,12 +115,6 @@ def test_a_callable_that_fails_on_bytes_gets_a_decode_hint(photo_folder: Any) ->
     assert not any("decode_images" in note for note in error.value.__notes__)
 
 
-def test_reading_a_position_twice_gives_the_same() -> None:
-    for function in (from_rng, from_random, from_numpy, from_torch):
-        pipe = indexed().transform("x", function)
-        assert [pipe[2]["x"], pipe[-1]["x"]] == [pipe[2]["x"], pipe[3]["x"]], function
-
-
 def test_two_transforms_of_one_name_draw_different_numbers() -> None:
     pipe = indexed().transform("x", from_rng, from_rng).transform("y", from_rng).select("x y")
     ((_, first), second), (_, third) = pipe[1]

@@ -71,7 +71,7 @@ def drawn_apart(chain: Chain, facts: Facts) -> Iterator[Wrong]:
         for name in operation.fields.names:
             steps.setdefault(name, set()).update(step.name for step in operation.random_steps())
     added = [(node.pipe, node.operation.name) for node in chain if isinstance(node.operation, FieldAdder)]
-    belonging = [name for name, kind in kinds.items() if kind in ("mask", "boxes", "points")]
+    belonging = [name for name, kind in kinds.items() if kind not in ("image", "other")]
     for node, operation in transforms:
         if "image" not in operation.fields.kinds:
             continue
