@@ -165,7 +165,7 @@ def report(*, is_smoke: bool) -> str:
             row("items of a torch Dataset, select, deal, all in all", median["dataset"], "target 8"),
             row("`transform`: 64 numbers normalized by NumPy", median["normalized"] - median["arrays"], ""),
             row("`transform_batch`: the same", median["all normalized"] - median["arrays"], ""),
-            row("a callable that does not draw, called without seeds", median["called"] - median["indexed"], ""),
+            row("a callable that is known to draw nothing", median["called"] - median["indexed"], ""),
             row("a callable that draws, with seeded global generators", median["drawing"] - median["indexed"], ""),
         ]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from kdpipes.core import pickling
 from kdpipes.core.errors import check_callable
 from kdpipes.core.randomness import GlobalUse, SampleKey, seeded_globals
 from kdpipes.core.sample import Sample
+from kdpipes.core.user_code import draws_nothing
 
 
 class Callback:
@@ -25,8 +27,6 @@ class Callback:
         function: The callable.
         check: Whether to raise TypeError if `function` cannot be called.
     """
-
-    __slots__ = ("declares_random", "function", "globals", "name", "parameters")
 
     def __init__(self, param: str, function: Any, *, check: bool = True) -> None:
         if check:
@@ -47,17 +47,29 @@ class Callback:
     def with_function(self, function: Any) -> Callback:
         """Return a copy for another function of the same name and parameters, such as a bound method."""
         made = Callback.__new__(Callback)
+        made.__dict__.update(self.__dict__)
         made.function = function
-        made.name = self.name
-        made.parameters = self.parameters
-        made.declares_random = self.declares_random
-        made.globals = self.globals
         return made
 
     @property
+    def is_random(self) -> bool:
+        """Whether the callable declares that it draws random numbers, or takes `rng`."""
+        return "rng" in self.parameters if self.declares_random is None else self.declares_random
+
+    @cached_property
     def is_fixed(self) -> bool:
-        """Whether the callable declares that it draws no random numbers."""
-        return self.declares_random is False
+        """Whether the callable declares that it draws no random numbers, or its code shows it."""
+        return not self.is_random and (self.declares_random is False or draws_nothing(self.function))
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """The name of the callable, if `call_seeded` seeds the global generators for it."""
+        return () if "rng" in self.parameters or self.is_fixed else (self.name,)
+
+    @property
+    def drawing(self) -> tuple[str, ...]:
+        """The name of the callable, if it was seen to draw from the global generators."""
+        return self.seeds if self.globals.is_seen else ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -73,11 +85,6 @@ def _restore(payload: bytes) -> Callback:
     return Callback("", pickle.loads(payload), check=False)  # noqa: S301 - made by __reduce__ above, never read from data
 
 
-def is_seeded(function: Callback) -> bool:
-    """Return whether `call_seeded` seeds the global generators for a function."""
-    return "rng" not in function.parameters and not function.is_fixed
-
-
 def call_seeded(
     function: Callback,
     sample: Sample,
@@ -88,8 +95,8 @@ def call_seeded(
 ) -> Any:
     """Call a user's function for a sample, with seeded global generators and with `ctx` and `rng` if it takes them.
 
-    The global generators are not seeded if the function takes `rng`, or if its attribute `is_random` is False; in
-    `try_unseeded`, they are seeded only if the function was seen to draw from them.
+    The global generators are not seeded if the function takes `rng`, if its attribute `is_random` is False, or if its
+    code shows that it draws nothing.
 
     Args:
         function: The function.
@@ -107,10 +114,9 @@ def call_seeded(
     if function.is_fixed:
         return function(*args, **given)
     is_watched = is_recorded or sample.is_watched
-    if not is_watched and not function.globals.needs_seeds:
-        return function.globals.call(function.function, *args, **given)
-    key = sample.key_of(place)
-    value, is_random = function.globals.call_seeded(key, function.function, *args, is_watched=is_watched, **given)
+    value, is_random = function.globals.call(
+        sample.key_of(place), function.function, *args, is_watched=is_watched, **given
+    )
     if is_random and is_watched:
         sample.record_key(place, is_recorded=is_recorded)
     return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import random
 import threading
 from collections import defaultdict
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from numpy.random.bit_generator import ISpawnableSeedSequence
 from numpy.typing import NDArray
 
 from kdpipes.core.processes import ForkLock
-
-Made = TypeVar("Made")
 
 
 def hash_key(*parts: object) -> bytes:
@@ -315,122 +312,49 @@ def seeded_globals(key: bytes) -> Iterator[Callable[[], bool]]:
         seed()
         return now != next_words()
 
-    is_trying, _trial.is_on = _trial.is_on, False  # in a trial, unseeded calls within this one would use its numbers
-    try:
-        with _globals.lock, _spare_numpy_generator():
-            states = random.getstate(), torch.get_rng_state()
-            seed()
-            try:
-                yield has_moved
-            finally:
-                random.setstate(states[0])
-                torch.set_rng_state(states[1])
-    finally:
-        _trial.is_on = is_trying
-
-
-class _Trial(threading.local):
-    """Whether this thread calls functions without seeds, in `try_unseeded`."""
-
-    is_on = False
-    is_noting = False  # whether it finds out which functions draw
-    has_found = False  # whether one did
-    before: Any = None  # the states of the global generators before the first call without seeds
-
-
-_trial = _Trial()
-_MAX_VAIN_TRIALS = 3
-_num_vain_trials = 0  # the generators moved, but no function drew: another thread of the program uses them
+    with _globals.lock, _spare_numpy_generator():
+        states = random.getstate(), torch.get_rng_state()
+        seed()
+        try:
+            yield has_moved
+        finally:
+            random.setstate(states[0])
+            torch.set_rng_state(states[1])
 
 
 class GlobalUse:
-    """Whether a function has been seen to draw from the global generators. Each process finds out for itself."""
+    """Whether a function has been seen to draw from the global generators.
 
-    __slots__ = ("is_seen",)
+    Watching takes 30 microseconds a call, as long as seeding, so only the first `num_watched` calls are watched.
+    """
+
+    __slots__ = ("is_seen", "num_watched")
 
     def __init__(self, *, is_seen: bool = False) -> None:
         self.is_seen = is_seen
+        self.num_watched = 100
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return GlobalUse, ()
-
-    @property
-    def needs_seeds(self) -> bool:
-        """Whether `call` would seed the global generators now."""
-        return self.is_seen or not _trial.is_on
-
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function without seeds, if `needs_seeds` is False. Threads take turns, as in `seeded_globals`."""
-        with _globals.lock:
-            if _trial.before is None:
-                _trial.before = _global_states()
-            return function(*args, **kwargs)
-
-    def call_seeded(
+    def call(
         self, key: bytes, function: Callable[..., Any], *args: Any, is_watched: bool, **kwargs: Any
     ) -> tuple[Any, bool]:
         """Call a function with global generators seeded from `key`; return its result, and whether it drew from them.
 
         If `is_watched` is False, the second value may be False although the function drew.
         """
-        is_watched = is_watched or (_trial.is_noting and not self.is_seen)
+        is_watched = is_watched or (self.num_watched > 0 and not self.is_seen)
+        self.num_watched -= 1
         with seeded_globals(key) as has_drawn:
             value = function(*args, **kwargs)
             is_random = is_watched and has_drawn()
         self.is_seen = self.is_seen or is_random
-        _trial.has_found = _trial.has_found or is_random
         return value, is_random
 
-
-def _global_states() -> Any:
-    """Return the states of the global generators, and a pickle of them, which is compared and never loaded."""
-    states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy().tobytes()
-    return states, pickle.dumps(states)
-
-
-def try_unseeded(make: Callable[[], Made]) -> Made:
-    """Return `make()`. Functions that were not seen to draw from the global generators are called without seeds.
-
-    Seeding takes about 50 microseconds a call, more than most functions. If the generators have moved afterwards, a
-    function drew from them: they are restored, and `make` is called again with seeds, which shows which function it is.
-    So the result is that of seeded calls. It must not matter that `make` is called twice.
-    """
-    global _num_vain_trials
-    if _trial.is_on or _trial.is_noting or _num_vain_trials >= _MAX_VAIN_TRIALS:
-        return make()
-    _trial.is_on = True
-    _trial.before = None
-    try:
-        made = make()
-    except Exception:
-        _trial.is_on = False
-        if not _has_moved():
-            raise
-    else:
-        if not _has_moved():
-            return made
-    finally:
-        _trial.is_on = False
-    (python, numpy, torchs), _ = _trial.before
-    with _globals.lock:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
-    _trial.is_noting = True
-    _trial.has_found = False
-    try:
-        made = make()
-    finally:
-        _trial.is_noting = False
-    _num_vain_trials += not _trial.has_found
-    return made
-
-
-def _has_moved() -> bool:
-    if _trial.before is None:  # without the lock: another thread may hold it during a whole seeded call
-        return False
-    with _globals.lock:
-        return bool(_global_states()[1] != _trial.before[1])
+    def call_for_many(self, function: Callable[[Any], Any], values: Any) -> Any:
+        """Return the result of a function for many samples; None if it has drawn, so that each needs its own key."""
+        if self.is_seen:
+            return None
+        result, is_random = self.call(b"", function, values, is_watched=True)
+        return None if is_random else result
 
 
 class EpochCounter:

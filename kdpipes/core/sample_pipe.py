@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -11,7 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from numpy.typing import NDArray
 
 from kdpipes.core.call_text import note_call
-from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.errors import ChainError, add_note, check_type
 from kdpipes.core.iter_pipe import IterPipe, samples_of, tolerance
 from kdpipes.core.map_pipe import MapPipe, blocks_of, has_column, is_key
@@ -22,6 +23,7 @@ from kdpipes.core.registry import Named, register, reject_taken
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, Traits
+from kdpipes.core.user_code import draws_nothing
 
 _FILLED = ("ctx", "rng")  # parameters of users' functions that kdpipes fills
 
@@ -174,16 +176,17 @@ class UsersOperation(Operation):
             raise ValueError(
                 f'The traits of `.{name}()` must have role "work" and give "samples", but are {shown} instead. {hint}'
             )
-        is_random = called.declares_random or (called.declares_random is None and "rng" in called.parameters)
+        called.globals.num_watched = sys.maxsize  # caches downstream reject it as soon as it draws
+        self._bound = called.with_function(functools.partial(called.function, **self.kwargs))
+        self._bound.is_fixed = called.is_fixed and all(map(draws_nothing, (*args, *self.kwargs.values())))
         self.traits = replace(
             declared,
-            random=declared.random or (name if is_random else None),
+            random=declared.random or (name if called.is_random else None),
             records=declared.records or (None if called.parameters.isdisjoint(_FILLED) else name),
-            seeds=(called.name,) if is_seeded(called) else (),
+            seeds=self._bound.seeds,
             is_eager=True,  # it may load fields when the sample passes
         )
         self._place = f"sample_pipe.{name}"
-        self._bound = called.with_function(functools.partial(called.function, **self.kwargs)) if kwargs else called
 
     def __reduce__(self) -> tuple[Any, ...]:
         return UsersOperation, (self.name, self.called, self.args, self.kwargs, self.declared)
@@ -203,7 +206,7 @@ class UsersOperation(Operation):
         return changed
 
     def drawing(self) -> tuple[str, ...]:
-        return self.traits.seeds if self.called.globals.is_seen else ()
+        return self._bound.drawing
 
     def check(self, known: frozenset[str]) -> None:
         if isinstance(self.called.function, Operation):

@@ -10,10 +10,12 @@ therefore depend on the first values, which are kept per process for as long as 
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import itertools
 import random
+import re
 import sys
 import sysconfig
 import weakref
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 
 MISSING: Any = object()  # the first value of an attribute that did not exist at first
@@ -49,6 +52,17 @@ _WRAPPERS = (
     functools.singledispatchmethod,
     type(functools.cache(len)),
 )
+# Libraries that draw from the global generators only in functions and methods with such names.
+_KNOWN_LIBRARIES = frozenset(["PIL", "numpy", "torch", *sys.stdlib_module_names])
+_DRAWING = re.compile(
+    "attention|bernoulli|binomial|cauchy|distributions|dropout|exponential|generator|geometric|gumbel|multinomial"
+    "|normal(?!iz)|poisson|rand|rrelu|seed|uniform|^nn$"
+)
+_DATA = (*VALUES, Image.Image)
+# Attributes of samples and data, and built-in functions. Other names may be those of methods that draw.
+_NAMES = frozenset(
+    ["ctx", "key", "ordinal", "position", *dir(builtins), *(name for kind in _DATA for name in dir(kind))]
+) - {"__import__", "eval", "exec", "getattr", "globals", "locals", "super", "vars"}
 
 
 def is_users(kind: type) -> bool:
@@ -164,7 +178,7 @@ def globals_read(function: Any) -> list[tuple[dict[str, Any], str]]:
     namespace = function.__globals__
     if not is_users_module(namespace.get("__name__") or "kdpipes"):
         return []
-    read, assigned = _globals_of(function.__code__)
+    read, assigned, _ = _globals_of(function.__code__)
     return [(namespace, name) for name in dict.fromkeys(path[0] for path in read) if name not in assigned]
 
 
@@ -173,7 +187,7 @@ def global_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
     Globals that the function itself assigns are left out: they are its state, not its input.
     """
-    read, assigned = _globals_of(function.__code__)
+    read, assigned, _ = _globals_of(function.__code__)
     for path in read:
         if path[0] in function.__globals__ and path[0] not in assigned:  # not a built-in function
             length, value = _resolved(function.__globals__, path)
@@ -181,27 +195,34 @@ def global_values(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _globals_of(code: CodeType) -> tuple[tuple[tuple[str, ...], ...], frozenset[str]]:
+def _globals_of(code: CodeType) -> tuple[tuple[tuple[str, ...], ...], frozenset[str], frozenset[str]]:
     """Return the globals that code reads, inner functions included, as sorted paths: `config.size`, `helper`.
 
-    The second value is the names of the globals that it assigns.
+    The second value is the names of the globals that it assigns, the third one those of attributes of other objects,
+    and "import" if it imports.
     """
     read = set[tuple[str, ...]]()
     assigned = set[str]()
+    others = set[str]()
     waiting = [code]
     while waiting:
         current = waiting.pop()
         waiting += [constant for constant in current.co_consts if isinstance(constant, CodeType)]
         path: tuple[str, ...] = ()
         for instruction in dis.get_instructions(current):
-            if path and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            is_attribute = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            if path and is_attribute:
                 path = (*path, instruction.argval)
             elif instruction.opname != "EXTENDED_ARG":
                 read |= {path} if path else set()
                 path = (instruction.argval,) if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
             if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 assigned.add(instruction.argval)
-    return tuple(sorted(read)), frozenset(assigned)
+            elif instruction.opname == "IMPORT_NAME":
+                others.add("import")
+            elif is_attribute and not path:
+                others.add(instruction.argval)
+    return tuple(sorted(read)), frozenset(assigned), frozenset(others)
 
 
 def _resolved(namespace: dict[str, Any], path: tuple[str, ...]) -> tuple[int, Any]:
@@ -333,6 +354,65 @@ def is_own_generator(value: Any) -> bool:
     # NumPy gives its global generator no public name, but its functions are methods of it.
     numpys: Any = np.random.random
     return isinstance(value, GENERATORS) and value not in (numpys.__self__, torch.default_generator)
+
+
+def draws_nothing(function: Any) -> bool:
+    """Return whether the code of a function shows that it does not draw from the global random generators.
+
+    The search follows the user's functions, and methods of the object that `function` belongs to. It knows Python,
+    NumPy, torch and Pillow. False means that the function may draw.
+    """
+    seen = dict[int, Any]()
+    waiting: list[tuple[Any, Mapping[str, Any]]] = [(function, {})]
+    with suppress(Exception):  # an object of a library may run any code when it is looked at
+        while waiting:
+            value, members = waiting.pop()
+            if id(value) not in seen:
+                seen[id(value)] = value
+                waiting += _used_by(value, members)
+        return True
+    return False
+
+
+def _used_by(value: Any, members: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    """Return the objects that a value may call, and for methods the attributes of the objects to which they belong.
+
+    Raises:
+        LookupError: The value may draw random numbers, or what it calls is not known.
+    """
+    if isinstance(value, (*_DATA, functools.partial)):
+        return [(part, {}) for _, part in _parts(value, follows_code=False)]
+    library = library_of(value)
+    if library is not None:
+        if library[0].partition(".")[0] not in _KNOWN_LIBRARIES or _DRAWING.search(".".join(library[:2])):
+            raise LookupError(library)
+        return []
+    if isinstance(value, FunctionType):
+        return _used_by_code(value, members)
+    holder = value.__self__ if isinstance(value, MethodType) else value
+    method = value.__func__ if isinstance(value, MethodType) else type(value).__call__
+    if not is_users(type(holder)) or not is_users_module(method.__module__):
+        raise LookupError(method)
+    return [(method, {**dict(reversed(own_members(type(holder)))), **attributes_of(holder)})]
+
+
+def _used_by_code(function: FunctionType, members: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
+    read, _, attributes = _globals_of(function.__code__)
+    if any(map(_DRAWING.search, attributes.union(*read))):
+        raise LookupError(function)
+    names = set(attributes)
+    used = [value for _, value in closure_of(function)]
+    used += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for path in read:
+        if path[0] in function.__globals__:
+            length, value = _resolved(function.__globals__, path)
+            used.append(value)
+            names.update(() if isinstance(value, ModuleType) else path[length:])
+        else:
+            names.update(path)
+    if not names <= _NAMES | members.keys():
+        raise LookupError(function)
+    return [*((value, {}) for value in used), *((members[name], members) for name in names & members.keys())]
 
 
 class Change(NamedTuple):

@@ -16,7 +16,7 @@ from kdpipes.core.map_pipe import MapPipe, blocks_at
 from kdpipes.core.messages import warn
 from kdpipes.core.operation import finished
 from kdpipes.core.order import Order
-from kdpipes.core.randomness import SampleKey, hash_key, planning, try_unseeded, using_key
+from kdpipes.core.randomness import SampleKey, hash_key, planning, using_key
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
@@ -28,7 +28,6 @@ from kdpipes.delivery.layout import Ranks, Sharding, Uneven
 from kdpipes.delivery.skipping import LEFT_OUT
 
 _AHEAD = 2  # how many batches beyond the one that is made sources prefetch
-_FEW = 4  # samples in a batch, below which comparing the states of the global generators takes longer than seeding them
 _FEW_AT_ONCE = 16  # samples, if functions may read any field, so that all values stay in memory until they are called
 _NUM_SUBSTITUTES = 32  # how many samples are tried as a substitute for one
 
@@ -153,10 +152,7 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
                         self.source.prefetch(Order.of_next(epoch.positions(later)))
             ordinals = epoch.ordinals(batch)
             rows = self.rows(run.start.epoch, planned, epoch.positions(batch), ordinals, epoch.num_samples)
-            make = partial(self._items, run, rows, batch, block_size)
-            if run.skipper is None and len(ordinals) >= _FEW:
-                make = partial(try_unseeded, make)  # it may make the items twice, so none of them may be skipped
-            yield Dealt(batch, len(ordinals)), make
+            yield Dealt(batch, len(ordinals)), partial(self._items, run, rows, batch, block_size)
 
     def _block_size(self) -> int:
         """Return how many samples of a batch may be made together."""

@@ -34,7 +34,7 @@ from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.shared import Shared, is_sharing
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
-from kdpipes.core.user_code import own_members
+from kdpipes.core.user_code import draws_nothing, own_members
 from kdpipes.sources.from_ids import by_position
 
 _PREFIX = "getitem_"
@@ -102,7 +102,7 @@ class DatasetReaderMapDataPipe(MapPipe):
             )
         self._dataset = Shared(dataset)
         self._sketch = digest(sketch(dataset))  # before reading changes what the dataset holds
-        self._use = GlobalUse(is_seen=getattr(dataset, "is_random", None) is True)
+        self._use = _global_use(dataset)
         self._getters = list(_getters_of(dataset))
         self._fields = " ".join(self._getters) or fields
         self._labels: Shared[NDArray[Any]] | None = None
@@ -283,16 +283,22 @@ def _getter(dataset: Any, name: str) -> Column:
     return Column(load, what=known.what)
 
 
-def _loader(dataset: Any, use: GlobalUse) -> Callable[[Sample], Any]:
+def _global_use(dataset: Any) -> GlobalUse | None:
+    """Return whether a dataset was seen to draw from the global generators; None if it is known to draw nothing."""
+    declared = getattr(dataset, "is_random", None)
+    methods = [getattr(dataset, name) for name in ("__getitem__", "__getitems__") if hasattr(dataset, name)]
+    if declared is False or (declared is None and all(map(draws_nothing, methods))):
+        return None
+    return GlobalUse(is_seen=declared is True)
+
+
+def _loader(dataset: Any, use: GlobalUse | None) -> Callable[[Sample], Any]:
     def load(sample: Sample) -> Any:
         index = sample.position
-        if isinstance(dataset, _IN_MEMORY) or getattr(dataset, "is_random", None) is False:
+        if use is None or isinstance(dataset, _IN_MEMORY):
             return dataset[index]
         is_watched = sample.is_watched  # the dataset may have random transforms of its own
-        if not is_watched and not use.needs_seeds:
-            return use.call(dataset.__getitem__, index)
-        key = sample.key_of("dataset")
-        item, is_random = use.call_seeded(key, dataset.__getitem__, index, is_watched=is_watched)
+        item, is_random = use.call(sample.key_of("dataset"), dataset.__getitem__, index, is_watched=is_watched)
         if is_random and is_watched:
             sample.record_key("dataset", is_recorded=sample.block.is_recording)
         return item
@@ -300,7 +306,7 @@ def _loader(dataset: Any, use: GlobalUse) -> Callable[[Sample], Any]:
     return load
 
 
-def _items_at_once(dataset: Any, use: GlobalUse, block: Block) -> Sequence[Any] | None:
+def _items_at_once(dataset: Any, use: GlobalUse | None, block: Block) -> Sequence[Any] | None:
     """Return all items of a block: from memory, or by `__getitems__`, which torch's DataLoader calls, too."""
     positions = block.positions
     if type(dataset) is TensorDataset:
@@ -309,10 +315,9 @@ def _items_at_once(dataset: Any, use: GlobalUse, block: Block) -> Sequence[Any] 
     if type(dataset) in (list, tuple, np.ndarray):
         return [dataset[position] for position in positions]
     many = getattr(dataset, "__getitems__", None)
-    is_fixed = getattr(dataset, "is_random", None) is False
-    if many is None or block.is_recording or (use.needs_seeds and not is_fixed):
+    if many is None or block.is_recording:
         return None
-    items = many(list(positions)) if is_fixed else use.call(many, list(positions))
+    items = many(list(positions)) if use is None else use.call_for_many(many, list(positions))
     return items if type(items) is list and len(items) == len(positions) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.column import Column
 from kdpipes.core.entries import entry_column, field_of
 from kdpipes.core.errors import FieldError, check_flag, check_type, is_sequence, must_be, reject_field
@@ -37,12 +37,11 @@ class FieldAdder(Step):
             raise ValueError(must_be("name", "a valid name of a field", name))
         self.name = name
         self._function = called = Callback("function", function)
-        is_random = "rng" in called.parameters if called.declares_random is None else called.declares_random
         self.traits = Traits(
             changes=frozenset({name}),
-            random=called.name if is_random else None,
+            random=called.name if called.is_random else None,
             records=called.name if "ctx" in called.parameters else None,
-            seeds=(called.name,) if is_seeded(called) else (),
+            seeds=called.seeds,
         )
         self._place = f"add_field.{name}"
         self._what = f"computing field {name!r}"
@@ -60,7 +59,7 @@ class FieldAdder(Step):
         block.fields[self.name] = column
 
     def drawing(self) -> tuple[str, ...]:
-        return self.traits.seeds if self._function.globals.is_seen else ()
+        return self._function.drawing
 
 
 _MANY = 1_000  # sets of names in memory

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from kdpipes.core.callback import Callback, call_seeded, is_seeded
+from kdpipes.core.callback import Callback, call_seeded
 from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, add_note, check_type, is_sequence, must_be
 from kdpipes.core.operation import Step
@@ -125,7 +125,7 @@ class Transformer(Step):
             changes=used,
             random=next((step.name for step in self.random_steps()), None),
             records=next(recorded, None),
-            seeds=tuple(step.name for step, has_params in steps if not has_params and is_seeded(step)),
+            seeds=tuple(name for step, has_params in steps if not has_params for name in step.seeds),
         )
 
     def change(self, block: Block) -> None:
@@ -177,8 +177,7 @@ class Transformer(Step):
         return self._fields or fields_of((self.field,), None)
 
     def drawing(self) -> tuple[str, ...]:
-        steps = (step for step, has_params in self._all_steps() if not has_params and is_seeded(step))
-        return tuple(step.name for step in steps if step.globals.is_seen)
+        return tuple(name for step, has_params in self._all_steps() if not has_params for name in step.drawing)
 
     def functions(self) -> list[Any]:
         """Return all callables in order, including those of views."""
@@ -186,11 +185,11 @@ class Transformer(Step):
 
     def random_steps(self) -> list[Callback]:
         """Return the callables that are known to draw random numbers before they are called."""
-
-        def draws(step: Callback, has_params: bool) -> bool:
-            return has_params or "rng" in step.parameters if step.declares_random is None else step.declares_random
-
-        return [step for step, has_params in self._all_steps() if draws(step, has_params)]
+        return [
+            step
+            for step, has_params in self._all_steps()
+            if step.is_random or (has_params and step.declares_random is None)
+        ]
 
     def _all_steps(self) -> list[_Call]:
         return [*self._steps, *(step for recipe in self._views or () for step in recipe)]
@@ -234,13 +233,13 @@ def _ctx_of(sample: Sample, view: str) -> dict[str, Any]:
 def _in_one(
     step: Callback, place: str, view: str, is_recorded: bool, fields: Fields | None
 ) -> Callable[[Sample, Any], Any]:
-    is_plain = not is_recorded and step.parameters.isdisjoint({"ctx", "rng"})
+    is_plain = step.is_fixed and not is_recorded and step.parameters.isdisjoint({"ctx", "rng"})
 
     def run(sample: Sample, value: Any) -> Any:
         values = [as_pil(value)] if fields is None else list(map(as_pil, value))
         try:
-            if is_plain and not step.globals.needs_seeds and not sample.is_watched:  # `call_seeded` would do the same
-                made = step.globals.call(step.function, *values)
+            if is_plain:  # `call_seeded` would do the same
+                made = step.function(*values)
             else:
                 made = call_seeded(step, sample, place, *values, ctx=_ctx_of(sample, view) if is_recorded else None)
         except Exception as error:

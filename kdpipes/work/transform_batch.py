@@ -55,7 +55,7 @@ class BatchTransformer(Step):
             if name in called.parameters:
                 raise TypeError(must_be("function", f"a function without a parameter `{name}`", called.name, hint))
         self._takes_rngs = "rngs" in called.parameters
-        is_random = self._takes_rngs if called.declares_random is None else called.declares_random
+        is_random = self._takes_rngs or called.is_random
         used = frozenset({field})
         self.traits = Traits(
             needs=used,
@@ -86,10 +86,8 @@ class BatchTransformer(Step):
                 made = called(values, rngs=[each.record_key(place, is_recorded=is_recorded) for each in samples])
             elif called.is_fixed:
                 made = called(values)
-            elif is_recorded or called.globals.needs_seeds:
+            elif is_recorded or (made := called.globals.call_for_many(called.function, values)) is None:
                 return None
-            else:
-                made = called.globals.call(called.function, values)
             return self._checked(made, values)
 
         column = Column(run, block.column(self.field), what=self._what, many=run_together)
@@ -116,7 +114,7 @@ class BatchTransformer(Step):
         return made  # type: ignore[no-any-return]
 
     def drawing(self) -> tuple[str, ...]:
-        return self.traits.seeds if self._function.globals.is_seen else ()
+        return self._function.drawing
 
     def fingerprint(self) -> Any:
         return {"field": self.field, "function": self._function}

@@ -238,20 +238,11 @@ def test_a_callable_that_draws_nothing_is_not_seeded(
         def __call__(self, x: int) -> int:
             return 2 * x
 
-    class Numbers:
-        is_random = False
-
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> tuple[int, int]:
-            return index, 0
-
     def reject(key: bytes) -> Any:
         raise AssertionError("seeded")
 
     monkeypatch.setattr(randomness, "seeded_globals", reject)
-    pipe = kdp.from_dataset(Numbers()).transform("x", Double()).select("x")
+    pipe = indexed().transform("x", Double()).select("x")
     assert [x for (x,) in pipe] == [0, 2, 4, 6]
     with pytest.raises(AssertionError, match="seeded"):
-        pipe = kdp.from_dataset(Numbers()).transform("x", lambda x: 2 * x).select("x")[0]
+        pipe = indexed().transform("x", lambda x: x + random.random()).select("x")[0]

@@ -22,7 +22,7 @@ from kdpipes.core.shared import Shared, sharing
 from kdpipes.core.torch_pipes import PIPES, Shuffler
 from kdpipes.core.user_code import is_kdpipes, is_own_generator, reached_from
 from kdpipes.loader.profile import size_of
-from kdpipes.look.doctor.rules import Facts, Wrong, callables_of, contents, rule, selected_names, shrinks
+from kdpipes.look.doctor.rules import Facts, Wrong, callables_of, rule, selected_names, shrinks
 from kdpipes.look.rendering import bytes_text
 from kdpipes.work.adapters import unwrapped
 from kdpipes.work.decode import DecodedImage, EncodedImage, ImageDecoder
@@ -36,7 +36,6 @@ _RANDOM = re.compile("rand|shuffle|choice|uniform|normal$")
 _MOVING = re.compile(
     "random.*crop|flip|rotat|affine|perspective|elastic|shiftscale|transpose|ioucrop|zoomout|griddistort", re.IGNORECASE
 )
-_JPEG = b"\xff\xd8\xff"
 _LARGE = 512 << 10  # bytes of a sample above which sending it takes a while
 _ENOUGH = 16 << 20  # bytes of a pickle after which the rest is not tried
 _PREFETCH, _BORROWED = 2, 2  # batches of each worker that take shared memory
@@ -201,26 +200,6 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, str | bytes | int | float | bool):
         return one == other or one != one
     return True
-
-
-@rule("slow-decoder", "hint", runs_chain=True)
-def slow_decoder(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """Pillow decodes JPEGs, although a faster decoder gives the same pixels."""
-    for node in reversed(chain):
-        decoder = node.operation
-        if not isinstance(decoder, ImageDecoder) or (decoder.backend != "pillow" and facts.fast_decoders):
-            continue
-        is_chosen = decoder.backend == "pillow"
-        content = next(contents(node.upstream[0].pipe, decoder.field), b"")
-        content = content.content if isinstance(content, EncodedImage) else content
-        if isinstance(content, bytes | bytearray | memoryview) and bytes(content[:3]) == _JPEG:
-            install = "`pip install 'kdpipes[fast]'`: of a crop it decodes just the region."
-            yield (
-                "decode_images",
-                '`decode_images(backend="pillow")` asks for Pillow.' if is_chosen else "No fast decoder is installed.",
-                "Pillow takes longer for the same pixels of a JPEG.",
-                'Leave `backend="auto"`.' if is_chosen and facts.fast_decoders else install,
-            )
 
 
 def decoders_of(chain: Chain) -> tuple[str, ...]:
