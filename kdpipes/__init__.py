@@ -37,7 +37,10 @@ finally:
         _gc.enable()
 
 __all__ = list(_PUBLIC)
-_INSTEAD = dict.fromkeys(("from_csv", "from_parquet", "from_pandas", "read_csv", "read_parquet"), "from_table")
+_INSTEAD = {
+    **dict.fromkeys(("from_csv", "from_parquet", "from_pandas", "read_csv", "read_parquet"), "from_table"),
+    **dict.fromkeys(("KFold", "StratifiedKFold", "folds", "random_split", "train_test_split"), "split"),
+}
 _OF_TORCHVISION = (
     *("AugMix", "AutoAugment", "Compose", "GaussianBlur", "RandAugment", "RandomAffine", "RandomApply"),
     *("RandomErasing", "RandomHorizontalFlip", "RandomPerspective", "RandomRotation", "RandomVerticalFlip"),

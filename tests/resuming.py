@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 
 import kdpipes as kdp
+from kdpipes.testing import verify_receipts
 
 
 def digest(value: Any) -> str:
@@ -112,3 +113,20 @@ def negative(x: int) -> int:
 
 def stock(size: int = 12) -> Any:
     return IterableWrapper(range(size)).shuffle().sharding_filter().map(negative)
+
+
+def assert_resumes_with_threads(chain: Callable[[], Any], num_threads: int) -> None:
+    """Check that threads deliver the two different epochs of a chain, and that a loader resumes in the second."""
+    one = chain()
+    epochs = [list(one) for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    service = kdp.ThreadReadingService(num_threads) if num_threads else None
+    with kdp.Loader(chain(), reading_service=service) as loader:
+        assert list(loader) == epochs[0]
+        assert verify_receipts([loader.receipt()]).is_complete
+        running = iter(loader)
+        head = [next(running), next(running)]
+        state = loader.state_dict()
+    with kdp.Loader(chain()) as loader:
+        loader.load_state_dict(state)
+        assert head + list(loader) == epochs[1]

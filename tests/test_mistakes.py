@@ -73,6 +73,25 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         kdp.FieldError,
         r"`\.add_field\('width', lambda sample: sample\['json'\]\['width'\]\)`",
     ),
+    "dictionaries without names": (
+        lambda: kdp.from_dataset([{"image": 1, "label": 0}]).select("image label"),
+        kdp.FieldError,
+        r'name their keys: `kdp\.from_dataset\(dataset, "image label"\)`',
+    ),
+    "names of a rename in a dictionary": (
+        lambda: source().rename_fields({"x": "image"}),  # type: ignore[call-arg]
+        TypeError,
+        r'`\.rename_fields\(new="old"\)`',
+    ),
+    "a transform without a field": (
+        lambda: source().transform(len),  # type: ignore[arg-type]
+        TypeError,
+        r'`\.transform\("image mask", function\)`',
+    ),
+    "packing": (lambda: source().deal(pack=True), TypeError, "Write `batching=kdp.packed"),
+    "take": (lambda: source().take(3), AttributeError, r"`chain\[:100\]` takes"),
+    "warm_up": (lambda: source().warm_up(), AttributeError, r"`chain\.cache_on_disk\(folder\)\.warm_up"),
+    "folds": (lambda: kdp.folds, AttributeError, "Did you mean 'split'"),
     "buckets": (lambda: source().deal(batch_size=2, bucket=[1, 2]), TypeError, "Write `batching=kdp.by_length"),
     "classes as the first argument of mixup": (
         lambda: list(source().select("x y").deal(batch_size=2).collate_samples().mixup(8, image="x")),

@@ -20,6 +20,15 @@ from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import is_kdpipes, with_first_values
 
 _NOT_ARGUMENTS = (CALLED, TAG, "traits")
+_FOREIGN_NAMES = {  # what to write in place of a name that other libraries have
+    "filter": " To choose samples, use `.filter_samples(columns=..., keep=...)` or `.filter_classes(...)`.",
+    "take": " On an indexed chain, `chain[:100]` takes the first 100 samples.",
+    "skip": " On an indexed chain, `chain[100:]` leaves out the first 100 samples.",
+    "repeat": " A loader starts the next epoch with the next `for`. `.repeat_until(...)` lengthens an epoch.",
+    "prefetch": " A loader prefetches: `kdp.Loader(chain, num_workers=2, prefetch=2)`.",
+    "warm_up": " Caches have it: `chain.cache_on_disk(folder).warm_up()`.",
+    "augment": ' Write `.transform("x", function)`.',
+}
 _FUNCTIONS = (  # functions of kdpipes that take a chain
     *("Loader", "class_counts", "doctor", "plot_classes", "profile", "replay", "show_batch", "split"),
     *("write_records", "write_shards"),
@@ -49,8 +58,8 @@ class UnknownPipeError(AttributeError):
             return _of_the_other_flavour(pipe, name, otherwise)
         elif name in MapDataPipe.functions:  # exists only in the other flavour
             hint = f" `.{name}()` is a pipe of indexed sources; this is a stream."
-        elif name == "filter":
-            hint = " To choose samples, use `.filter_samples(columns=..., keep=...)` or `.filter_classes(...)`."
+        elif name in _FOREIGN_NAMES:
+            hint = _FOREIGN_NAMES[name]
         elif name in IterDataPipe.functions:
             hint = f" `.{name}()` is a pipe of streams: put it after `.deal()`."
         else:

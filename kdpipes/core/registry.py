@@ -21,6 +21,7 @@ _INSTEAD = {  # hints for arguments that a pipe does not have
         ("deal", name): ' Write `batching=kdp.by_length("FIELD", max_tokens=...)`.'
         for name in ("batch_by", "bucket", "buckets", "bucket_by", "length", "max_tokens")
     },
+    ("deal", "pack"): ' Write `batching=kdp.packed("FIELD", max_tokens=...)`.',
     **{("deal", name): " Write `batching=kdp.own_order(...)`." for name in ("order", "sampler")},
     **{("deal", name): " Write `split=kdp.lanes(...)`, on a stream." for name in ("lanes", "max_ranks")},
     ("deal", "window"): " Write `shuffle=kdp.by_shard(window=...)`.",
@@ -32,6 +33,8 @@ _INSTEAD = {  # hints for arguments that a pipe does not have
 }
 _POSITIONAL = {  # hints for arguments that were passed without a name
     "take_percent": " `to_percent=0.5` takes the first half.",
+    "rename_fields": ' Write the new name first: `.rename_fields(new="old")`.',
+    "filter_samples": ' Write `.filter_samples(columns="width", keep=function)`.',
     "collate_samples": " Your own function goes into `.collate(function)`.",
 }
 _ours: dict[tuple[str, str], Callable[..., Any]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from kdpipes.core.errors import check_choice, must_be
+from kdpipes.core.errors import check_choice, check_type
 
 Role = Literal["source", "plan", "order", "work", "cache", "deal", "batch", "device"]
 Gives = Literal["samples", "items", "batches"]
@@ -92,8 +92,7 @@ class Traits:
         unknown: Set[str] | None = frozenset() if self.role in _PASSING else None
         given = {"needs": self.needs, "reads": self.reads, "changes": self.changes}
         for name, fields in given.items():
-            if fields is not None and not isinstance(fields, Set):
-                raise TypeError(must_be(name, 'a set of names of fields, like {"x"}', fields))
+            check_type(name, fields, Set | None, 'a set of names of fields, like {"x"}')
             object.__setattr__(self, name, unknown if fields is None else frozenset(fields))
 
     @property

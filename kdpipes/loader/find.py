@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.chain import Chain
-from kdpipes.core.errors import ChainError, check_count, is_sequence, must_be
+from kdpipes.core.errors import ChainError, check_count, check_type, is_sequence, must_be
 from kdpipes.core.map_pipe import MapPipe, blocks_at
 from kdpipes.core.randomness import planning
 from kdpipes.core.sample import Block, Sample
@@ -209,8 +209,7 @@ def find(
         raise ValueError("`find` needs a batch or the key of a sample: pass `batch=`, `step=`, `state` or `key=`.")
     if step is not None and (batch, epoch) != (None, None):
         raise ValueError("`step` counts batches from the start of the run: pass neither `batch` nor `epoch`.")
-    if key is not None and not isinstance(key, str):
-        raise TypeError(must_be("key", "the key of a sample, a text", key))
+    check_type("key", key, str | None, "the key of a sample, a text")
     dealer = _dealer_of(source_datapipe)
     if state is not None:
         check_state(state, Chain.of(source_datapipe).fingerprints())

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from webdataset import cache, filters, mix, shardlists
 from webdataset.pipeline import DataPipeline
 
-from kdpipes.core.errors import ChainError, check_class_names, check_type, must_be
+from kdpipes.core.errors import ChainError, check_class_names, check_type
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.randomness import current_epoch, hash_key
 from kdpipes.core.registry import called_as
@@ -87,8 +87,7 @@ class WebDatasetReaderIterDataPipe(IterPipe):
     def __init__(self, dataset: Any, fields: str | None = None, *, class_names: Sequence[str] | None = None) -> None:
         super().__init__()
         check_type("dataset", dataset, DataPipeline, "a pipeline of webdataset's")
-        if fields is not None and not isinstance(fields, str):
-            raise TypeError(must_be("fields", 'names in one string, like "jpg cls"', fields))
+        check_type("fields", fields, str | None, 'names in one string, like "jpg cls"')
         _reject(dataset)
         self.traits = Traits(counts_whole=dataset.repetitions != 1)
         self._dataset = Shared(dataset)

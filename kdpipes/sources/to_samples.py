@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.column import Column, Loaded
-from kdpipes.core.errors import ChainError, DataError, check_class_names, must_be
+from kdpipes.core.errors import ChainError, DataError, check_class_names, check_type
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.labels import number_fields
@@ -34,8 +34,7 @@ class Recipe(Fingerprinted):
         self.class_names = check_class_names(class_names)
         self._key = None if key is None else Callback("key", key)
         self._label = None if label is None else Callback("label", label)
-        if fields is not None and not isinstance(fields, str | Mapping):
-            raise TypeError(must_be("fields", 'names in one string, like "x y", or functions by name', fields))
+        check_type("fields", fields, str | Mapping | None, 'names in one string, like "x y", or functions by name')
         self._names = fields.split() if isinstance(fields, str) else None
         named = fields if isinstance(fields, Mapping) else {}
         self._functions = {name: Callback(f"fields[{name!r}]", function) for name, function in named.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kdpipes.core.errors import DataError, closest, must_be
+from kdpipes.core.errors import DataError, check_type, closest, must_be
 from kdpipes.work.decode import MASK_NAMES, DecodedImage, EncodedImage
 from kdpipes.work.image_ops import ANCHORS, FieldKind, as_array, back_as, from_corners, size_of
 
@@ -69,8 +69,7 @@ def fields_of(names: tuple[str, ...], kinds: Any) -> Fields:
     """Return the fields of a joint transform with their kinds, either given or derived from their names."""
     if len(set(names)) < len(names):
         raise ValueError(must_be("field", "names that differ", " ".join(names)))
-    if kinds is not None and not isinstance(kinds, Mapping):
-        raise TypeError(must_be("kinds", 'kinds by field name, like {"mask": "mask"}', kinds))
+    check_type("kinds", kinds, Mapping | None, 'kinds by field name, like {"mask": "mask"}')
     for name, kind in (kinds or {}).items():
         if name not in names:
             raise ValueError(must_be("kinds", f"for the {Fields(names, ())}", name) + closest(str(name), names))

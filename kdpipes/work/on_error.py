@@ -10,7 +10,16 @@ from typing import Literal, NoReturn
 
 from filelock import FileLock
 
-from kdpipes.core.errors import ChainError, DataError, FieldError, check_choice, check_count, check_number, must_be
+from kdpipes.core.errors import (
+    ChainError,
+    DataError,
+    FieldError,
+    check_choice,
+    check_count,
+    check_number,
+    check_type,
+    must_be,
+)
 from kdpipes.core.messages import counted
 from kdpipes.core.operation import ErrorHandler, entry_name
 from kdpipes.core.sample_pipe import work_pipe
@@ -80,8 +89,7 @@ class OnError(ErrorHandler):
         check_choice("action", action, ("raise", "skip", "quarantine", "substitute"))
         self.max_share = check_number("max_share", max_share, "a share, from 0 to 1", 0, 1)
         self.max_samples = None if max_samples is None else check_count("max_samples", max_samples, minimum=0)
-        if path is not None and not isinstance(path, str | os.PathLike):
-            raise TypeError(must_be("path", "a path", path))
+        check_type("path", path, str | os.PathLike | None, "a path")
         if (path is not None) != (action == "quarantine"):
             raise ValueError('`path` must be given with `on_error("quarantine", path=...)`, and only there.')
         self._action = action

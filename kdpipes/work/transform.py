@@ -100,7 +100,8 @@ class Transformer(Step):
         views: Sequence[Sequence[Callable[..., Any] | RecordedTransform]] | None = None,
         kinds: Mapping[str, FieldKind] | None = None,
     ) -> None:
-        check_type("field", field, str, "the name of a field")
+        hint = 'Name the field first, or several in one string: `.transform("image mask", function)`.'
+        check_type("field", field, str, "the name of a field", hint)
         if transforms and views is not None:
             raise ValueError("`transform` takes either callables or `views`. Put all callables into the views.")
         if not transforms and views is None:

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import kdpipes as kdp
+from tests.resuming import assert_resumes_with_threads
 
 
 def labeled(labels: list[Any]) -> Any:
@@ -56,19 +57,7 @@ def test_all_pairs_of_classes_meet() -> None:
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
 def test_the_same_for_any_workers_and_after_a_resume(num_threads: int) -> None:
-    chain = deal([number % 5 for number in range(60)], 3, 2, seed=2)
-    epochs = [list(chain) for _ in range(2)]
-    assert epochs[0] != epochs[1]
-    service = kdp.ThreadReadingService(num_threads) if num_threads else None
-    fresh = deal([number % 5 for number in range(60)], 3, 2, seed=2)
-    with kdp.Loader(fresh, reading_service=service) as loader:
-        assert list(loader) == epochs[0]
-        running = iter(loader)
-        head = [next(running), next(running)]
-        state = loader.state_dict()
-    with kdp.Loader(fresh) as loader:
-        loader.load_state_dict(state)
-        assert head + list(loader) == epochs[1]
+    assert_resumes_with_threads(lambda: deal([number % 5 for number in range(60)], 3, 2, seed=2), num_threads)
 
 
 def test_ranks_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from tests.resuming import assert_resumes_with_threads
 
 
 def rows(name: str, size: int) -> Any:
@@ -85,18 +86,7 @@ def test_the_same_for_any_workers_and_after_a_resume(arguments: Any, num_threads
     def chain() -> Any:
         return mixed([50, 20], **arguments).select("x", bare=True).deal(batch_size=4, shuffle=True, seed=2)
 
-    one = chain()
-    epochs = [list(one) for _ in range(2)]
-    assert epochs[0] != epochs[1]
-    service = kdp.ThreadReadingService(num_threads) if num_threads else None
-    with kdp.Loader(chain(), reading_service=service) as loader:
-        assert list(loader) == epochs[0]
-        running = iter(loader)
-        head = [next(running), next(running)]
-        state = loader.state_dict()
-    with kdp.Loader(chain()) as loader:
-        loader.load_state_dict(state)
-        assert head + list(loader) == epochs[1]
+    assert_resumes_with_threads(chain, num_threads)
 
 
 def test_ranks_share_a_global_batch_and_its_sources(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from kdpipes.delivery import split_ctx
 from kdpipes.delivery.collate_samples import row_places
 from kdpipes.delivery.grouped import LengthOrder
 from kdpipes.delivery.packed import Packs
-from kdpipes.testing import verify_receipts
+from tests.resuming import assert_resumes_with_threads
 
 
 def texts(lengths: list[int]) -> Any:
@@ -114,19 +114,7 @@ def test_the_same_for_any_workers_and_after_a_resume(num_threads: int) -> None:
     def chain() -> Any:
         return packed(lengths, 12, batch_size=2, seed=2)
 
-    one = chain()
-    epochs = [list(one) for _ in range(2)]
-    assert epochs[0] != epochs[1]
-    service = kdp.ThreadReadingService(num_threads) if num_threads else None
-    with kdp.Loader(chain(), reading_service=service) as loader:
-        assert list(loader) == epochs[0]
-        running = iter(loader)
-        head = [next(running), next(running)]
-        state = loader.state_dict()
-    with kdp.Loader(chain()) as loader:
-        loader.load_state_dict(state)
-        assert head + list(loader) == epochs[1]
-        assert verify_receipts([loader.receipt()]) is not None
+    assert_resumes_with_threads(chain, num_threads)
 
 
 def test_ranks_share_the_rows_of_a_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
