@@ -55,8 +55,8 @@ _WRAPPERS = (
 # Libraries that draw from the global generators only in functions and methods with such names.
 _KNOWN_LIBRARIES = frozenset(["PIL", "numpy", "torch", *sys.stdlib_module_names])
 _DRAWING = re.compile(
-    "attention|bernoulli|binomial|cauchy|distributions|dropout|exponential|generator|geometric|gumbel|multinomial"
-    "|normal(?!iz)|poisson|rand|rrelu|seed|uniform|^nn$"
+    "attention|bernoulli|binomial|cauchy|distributions|dropout|exponential|fractional|generator|geometric|gumbel"
+    "|lobpcg|lowrank|multinomial|normal(?!iz)|poisson|rand|rrelu|seed|uniform|^nn$"
 )
 _DATA = (*VALUES, Image.Image)
 # Attributes of samples and data, and built-in functions. Other names may be those of methods that draw.
@@ -391,9 +391,12 @@ def _used_by(value: Any, members: Mapping[str, Any]) -> list[tuple[Any, Mapping[
         return _used_by_code(value, members)
     holder = value.__self__ if isinstance(value, MethodType) else value
     method = value.__func__ if isinstance(value, MethodType) else type(value).__call__
-    if not is_users(type(holder)) or not is_users_module(method.__module__):
+    kind = type(holder)
+    if not is_users(kind) or not is_users_module(method.__module__):
         raise LookupError(method)
-    return [(method, {**dict(reversed(own_members(type(holder)))), **attributes_of(holder)})]
+    # Methods that are inherited from libraries have the same names as methods of data, such as `load`.
+    inherited = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("__")}
+    return [(method, {**inherited, **dict(reversed(own_members(kind))), **attributes_of(holder)})]
 
 
 def _used_by_code(function: FunctionType, members: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:

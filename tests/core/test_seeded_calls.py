@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -37,14 +38,7 @@ def draws_seldom(x: int) -> float:
     return x + random.random() if x % 31 == 30 else x
 
 
-def fails_by_chance(x: int) -> float:
-    value = random.random()
-    if value < 0:
-        raise ValueError(value)
-    return value
-
-
-DRAWING = [draws_by_random, draws_by_numpy, draws_half_of_a_pair, draws_by_torch, draws_seldom, fails_by_chance]
+DRAWING = [draws_by_random, draws_by_numpy, draws_half_of_a_pair, draws_by_torch, draws_seldom]
 
 
 class Numbers:
@@ -136,6 +130,11 @@ class Inherited(torch.utils.data.Subset[Any]):
     """Its `__getitem__` is that of a library, and may call anything."""
 
 
+class Files(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    def __getitem__(self, index: int) -> Any:
+        return self.copy(index, index)
+
+
 def imports(x: int) -> float:
     import random as other
 
@@ -168,6 +167,7 @@ UNKNOWN = [
     imports,
     Photos(draws_by_random).__getitem__,
     Inherited(Numbers(), [0]).__getitem__,
+    Files().__getitem__,
 ]
 
 
