@@ -90,7 +90,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "packing": (lambda: source().deal(pack=True), TypeError, "Write `batching=kdp.packed"),
     "take": (lambda: source().take(3), AttributeError, r"`chain\[:100\]` takes"),
-    "warm_up": (lambda: source().warm_up(), AttributeError, r"`chain\.cache_on_disk\(folder\)\.warm_up"),
     "folds": (lambda: kdp.folds, AttributeError, "Did you mean 'split'"),
     "buckets": (lambda: source().deal(batch_size=2, bucket=[1, 2]), TypeError, "Write `batching=kdp.by_length"),
     "classes as the first argument of mixup": (

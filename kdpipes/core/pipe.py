@@ -26,7 +26,6 @@ _FOREIGN_NAMES = {  # what to write in place of a name that other libraries have
     "skip": " On an indexed chain, `chain[100:]` leaves out the first 100 samples.",
     "repeat": " A loader starts the next epoch with the next `for`. `.repeat_until(...)` lengthens an epoch.",
     "prefetch": " A loader prefetches: `kdp.Loader(chain, num_workers=2, prefetch=2)`.",
-    "warm_up": " Caches have it: `chain.cache_on_disk(folder).warm_up()`.",
     "augment": ' Write `.transform("x", function)`.',
 }
 _FUNCTIONS = (  # functions of kdpipes that take a chain
