@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import tempfile
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -14,7 +16,6 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.graph import DataPipeGraph, traverse_dps
 
 from kdpipes.cache import FileStore
-from kdpipes.core.chain import Chain
 from kdpipes.core.registry import registered
 from kdpipes.core.sample import Sample
 from kdpipes.testing.checks import PROMISES
@@ -54,7 +55,7 @@ EXAMPLES: dict[str, Build] = {
     "join": lambda source: source.join(_source("map").rename_fields(other="x", label="y")),
     "localize_files": lambda source: source.map(_own_path).localize_files(LOCAL.name).to_samples(),
     "map_classes": lambda source: source.map_classes({0: 1, 2: 0}, unmapped="keep"),
-    "mix": lambda source: source.mix(Chain.of(source).copy_streams(), weights=[2, 1], seed=2, stop="all"),
+    "mix": lambda source: source.mix(copy.deepcopy(source), weights=[2, 1], seed=2, stop="all"),
     "permute": lambda source: source.permute(seed=3),
     "record_ctx": lambda source: source.record_ctx(),
     "rename_fields": lambda source: source.rename_fields(image="x"),
@@ -103,7 +104,8 @@ every_pipe = pytest.mark.parametrize(("name", "flavour"), _ours())
 
 
 def test_every_registered_pipe_has_an_example() -> None:
-    assert {name for name, _ in _ours()} == set(EXAMPLES) | {name for name, _ in EXAMPLES_BY_FLAVOUR}
+    examples = set(EXAMPLES) | {name for name, _ in EXAMPLES_BY_FLAVOUR}
+    assert {name for name, _ in _ours()} == examples, "Add the pipe to EXAMPLES."
 
 
 @every_pipe
@@ -126,35 +128,11 @@ def test_torch_finds_the_source_behind_a_pipe(name: str, flavour: str) -> None:
 @every_pipe
 def test_what_is_no_pipe_is_rejected_where_the_chain_is_built(name: str, flavour: str) -> None:
     function = registered()[name, flavour]
-    arguments = {
-        "add_field": ("z", len),
-        "cache": (FileStore("memory://own"),),
-        "cache_on_disk": ("memory://contract",),
-        "few_shot": (1,),
-        "join": ([1, 2, 3],),
-        "localize_files": ("local",),
-        "map_classes": ({0: 1},),
-        "mix": ([1, 2, 3],),
-        "permute": (0,),
-        "sample_weighted": ([1.0],),
-        "rename_fields": (),
-        "select": ("x",),
-        "subset": ([0],),
-        "to_device": ("cpu",),
-        "transform": ("x", abs),
-        "transform_batch": ("x", np.abs),
-    }.get(name, ())
-    keywords: dict[str, Any] = {
-        "deal": {"batch_size": 1},
-        "filter_classes": {"valid": [0]},
-        "filter_samples": {"columns": "x", "keep": len},
-        "oversample": {"class_counts": {0: 1}} if flavour == "iter" else {},
-        "rename_fields": {"z": "x"},
-        "repeat_until": {"repetitions": 1},
-        "take_per_class": {"num_samples": 1},
-    }.get(name, {})
+    recorder = MagicMock()
+    (EXAMPLES_BY_FLAVOUR.get((name, flavour)) or EXAMPLES[name])(recorder)
+    call = next(call for call in recorder.mock_calls if call[0].endswith(name))
     with pytest.raises(TypeError, match="source"):
-        function([1, 2, 3], *arguments, **keywords)
+        function([1, 2, 3], *call.args, **call.kwargs)
 
 
 def test_both_flavours_take_the_same_arguments() -> None:

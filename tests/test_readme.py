@@ -56,7 +56,8 @@ def test_every_block_prints_what_stands_below_it(tmp_path: Path, monkeypatch: py
 def test_the_table_links_to_sections_that_name_the_pipe() -> None:
     for pipe in PIPES:
         page = ROOT / "docs" / pipe.docs.partition("#")[0]
-        assert re.search(rf"\b{pipe.name}\b", page.read_text(encoding="utf-8")), pipe.docs
+        text = page.read_text(encoding="utf-8")
+        assert re.search(rf"\b{pipe.name}\b", text), f"Describe `{pipe.name}` in docs/{pipe.docs}."
 
 
 def test_its_links_lead_to_pages_and_headings() -> None:
@@ -100,6 +101,6 @@ def test_the_extras_are_all_named() -> None:
 
 
 def test_it_is_short_enough_to_read() -> None:
-    assert len(README.splitlines()) < 150
+    assert len(README.splitlines()) < 150, "Shorten other parts of README.md."
     text = re.sub(r"```text\n.*?```", "", README, flags=re.DOTALL)
     assert max(map(len, text.splitlines())) <= 100

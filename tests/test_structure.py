@@ -30,7 +30,7 @@ def complaints(figures: dict[str, float], ceilings: dict[str, float], tolerance:
         if ceiling is None:
             texts.append(f"{name}: {figure} has no ceiling. {ASKS}")
         elif figure > ceiling * (1 + tolerance):
-            texts.append(f"{name}: rose from {ceiling} to {figure}. Ceilings only fall: change the code.")
+            texts.append(f"{name}: rose from {ceiling} to {figure}. Ceilings only fall: simplify this or other code.")
         elif figure < ceiling * (1 - tolerance - SLACK):
             texts.append(f"{name}: fell from {ceiling} to {figure}. {ASKS}")
     return texts
@@ -45,7 +45,8 @@ def ceilings_of(tool: ModuleType) -> dict[str, float]:
 def test_the_source_stays_below_its_ceilings(tool: ModuleType) -> None:
     figures = tool.source_figures() | tool.interface_figures() | tool.test_figures()
     ceilings = {name: ceiling for name, ceiling in ceilings_of(tool).items() if not name.startswith("walk: ")}
-    assert complaints(figures, ceilings) == []
+    wrong = complaints(figures, ceilings)
+    assert not wrong, "\n".join(wrong)
     assert ceilings.keys() == figures.keys()
 
 
