@@ -245,7 +245,7 @@ class Cacher(Operation):
 
 
 class _Entry(NamedTuple):
-    """What identifies the cache entries of a field, apart from the sample.
+    """The part of a cache key that all samples of a field share.
 
     Args:
         identity: Identifies the samples.

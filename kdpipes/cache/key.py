@@ -1,4 +1,4 @@
-"""What cache entries depend on: their keys, and the side effects of users' functions.
+"""Keys of cache entries, and the side effects of users' functions that entries depend on.
 
 A key is derived from the source and the work pipes upstream of the cache, not from the plan. Functions upstream are
 watched while they are called: they may draw random numbers or modify objects.

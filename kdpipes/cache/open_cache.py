@@ -249,7 +249,7 @@ def store_in(url: str, storage_options: Mapping[str, Any] | None = None) -> Lmdb
 
 
 class CacheFound(NamedTuple):
-    """What a cache holds."""
+    """The contents of a cache."""
 
     place: str  # `name=...`, a folder or a URL
     layout: str  # "indexes" for the local cache of the indexes of shards
@@ -259,7 +259,7 @@ class CacheFound(NamedTuple):
 
 
 class CacheChecked(NamedTuple):
-    """How many entries of a cache are damaged."""
+    """The result of a check of a cache's entries."""
 
     entries: int
     damaged: int
@@ -285,7 +285,7 @@ def look_at_cache(place: str, storage_options: Mapping[str, Any] | None = None) 
 
 
 def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheChecked:
-    """Return how many entries a cache has, how many are damaged, and how many could be healed without the source."""
+    """Return the number of entries of a cache, of damaged ones, and of those that were repaired without the source."""
     store = _store_at(place, storage_options)
     entries = Entries(store)
     number = 0

@@ -31,7 +31,7 @@ _WHAT = "filling the cache"
 
 
 class _Kept(NamedTuple):
-    """What the list of samples records of one sample."""
+    """One sample's record in the list of samples."""
 
     key: str
     entries: dict[str, bytes]  # the keys of the fields that are entries

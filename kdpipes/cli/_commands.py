@@ -40,7 +40,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Answer(NamedTuple):
-    """What a command prints: plain data for `--json`, and text for people; and its exit status."""
+    """The output of a command: plain data for `--json`, text for people, and an exit status."""
 
     data: Any
     text: str | Iterable[str]

@@ -78,7 +78,7 @@ _DEFAULTS = {"shuffle": False, "seed": 0, "uneven": "keep"}
 
 
 class Batching(ABC):
-    """How `deal` cuts the epochs of an indexed chain into batches.
+    """Divides the epochs of an indexed chain into batches.
 
     Each chain has a copy of its own, made by `bind`. What it reads of the source is read once, when it is first needed,
     and shared by all copies of the chain.

@@ -71,7 +71,7 @@ class ShardOrder(Fingerprinted):
 
     @property
     def num_shards(self) -> int:
-        """How many shards have samples."""
+        """The number of shards that have samples."""
         return len(self.stops)
 
     def fingerprint(self) -> Any:

@@ -53,7 +53,7 @@ class Lanes:
 
 
 class Cursor(NamedTuple):
-    """Where a stream of shards stands.
+    """A position in a stream of shards.
 
     Args:
         shard: The number of the shard, among those of the lane; counted on from pass to pass with `num_batches`.

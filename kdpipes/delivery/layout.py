@@ -63,7 +63,7 @@ def check_ranks(before: Ranks, now: Ranks, hint: str = _IN_EPOCH) -> None:
 
 @dataclass(frozen=True)
 class Sharding:
-    """Which rank and which worker this copy of the chain is, as `apply_sharding` has said so far."""
+    """The rank and worker of this copy of the chain, as set by `apply_sharding` so far."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -104,7 +104,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Layout:
-    """How to divide an epoch into batches of equal size.
+    """Divides an epoch into batches of equal size.
 
     A global batch consists of the next `size_of(num_ranks)` ordinals. Rank r gets slice r of it, and worker w of W gets
     the batches w, w + W, ... If `global_batch_size` is given, the ordinals of a global batch do not depend on the

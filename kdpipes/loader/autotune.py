@@ -29,7 +29,7 @@ _MEMORY_SHARE = 0.5  # of the available memory, what more workers may take
 
 
 class Setting(NamedTuple):
-    """How a loader works: how many workers, and how many batches each makes ahead."""
+    """The settings that are tuned: the number of workers, and of batches that each prefetches."""
 
     num_workers: int
     prefetch: int
@@ -70,7 +70,7 @@ def memory_of_largest_child() -> int:
 
 @dataclass
 class _Window:
-    """What is measured of one setting: the batches after the first ones, which come late while the workers start."""
+    """The measurements of one setting, without the first batches, which are late because workers are starting."""
 
     num_workers: int
     num_skipped: int = 0

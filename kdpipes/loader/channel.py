@@ -23,7 +23,7 @@ _ANCILLARY_SIZE = 16 * 4 + 64  # 16 descriptors, and the system's headers around
 
 
 class Kind(enum.IntEnum):
-    """What a message is about."""
+    """The kind of a message."""
 
     # What a worker makes, whether it is a process or a thread:
     ITEM = 0

@@ -52,7 +52,7 @@ class FoundSample(NamedTuple):
 
 @dataclass(repr=False)
 class Found:
-    """What `find` has found. It is computed when it is read.
+    """The result of `find`. Its parts are computed when they are read.
 
     Args:
         chain: The chain.
@@ -234,7 +234,7 @@ def _dealer_of(chain: Any) -> Any:
 
 
 class _Known(dict[tuple[int, ...], NDArray[np.int8]]):
-    """Which samples have a key, by their routes and positions: 0 is not known yet, 1 no, 2 yes."""
+    """One number per route and position: 2 if the sample has the key, 1 if not, 0 if it is not known yet."""
 
     def places(self, block: Block, key: str) -> list[int]:
         """Return the places of the samples in a block that have the key. Each key is compared once."""

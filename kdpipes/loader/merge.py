@@ -37,7 +37,7 @@ _groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # fo
 
 @dataclass
 class Counters:
-    """What is counted over the life of a reading service."""
+    """The counts of a reading service over its lifetime."""
 
     num_items: int = 0
     num_samples: int = 0

@@ -163,7 +163,7 @@ class Row(NamedTuple):
 
 
 class WorkerTimes(NamedTuple):
-    """What one worker has measured.
+    """The times that one worker measured.
 
     Args:
         worker: The number of the worker.

@@ -88,7 +88,7 @@ class StreamSamples:
 
 @dataclass
 class Delivered:
-    """Which batches of the last epoch a loader has delivered: those from `first` up to `stop`.
+    """The batches of the last epoch that a loader has delivered: from `first` up to `stop`, exclusive.
 
     If an epoch is resumed at an earlier batch, as from a checkpoint, the batches from there on count as not delivered;
     of a stream, whose samples cannot be taken back, also those before.
@@ -275,7 +275,7 @@ def _samples_of_stream(deal: DealerIterDataPipe, delivered: Delivered, skips: li
 
 
 class Verdict(NamedTuple):
-    """What `verify_receipts` found.
+    """The result of `verify_receipts`.
 
     Args:
         is_complete: Whether every planned sample was delivered exactly once, except for those that `on_error` skipped.

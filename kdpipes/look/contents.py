@@ -108,7 +108,7 @@ class JobSeen:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in shards, records or a folder; None if it is unknown."""
+    """The contents of shards, records or a folder; None where unknown."""
 
     kind: Literal["shards", "records", "images", "files"]
     num_samples: int | None  # or files

@@ -98,7 +98,7 @@ class PipeTime(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """Where a chain spends its time: a table, in a terminal and in notebooks.
+    """The time that each pipe of a chain takes, as a table in a terminal or notebook.
 
     Args:
         pipes: The time of each pipe, from the source on.

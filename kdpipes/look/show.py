@@ -30,7 +30,7 @@ _REGROUPING = (Batcher, IndexedBatcher, UnBatcher)
 
 @dataclass(frozen=True, eq=False)
 class NodeView:
-    """What is shown of one pipe of a chain."""
+    """The text that is shown for one pipe of a chain."""
 
     node: Node
     sources: tuple[NodeView, ...]  # the views of the pipes upstream
@@ -47,7 +47,7 @@ class NodeView:
 
     @property
     def traits(self) -> Traits:
-        """What the pipe does to samples."""
+        """The declared traits of the pipe."""
         return self.node.traits
 
     @property

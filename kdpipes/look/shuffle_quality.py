@@ -26,7 +26,7 @@ _WEAK = 0.5  # a perfect shuffle measures about 1, the order of the source about
 
 @dataclass(frozen=True, repr=False)
 class ShuffleQuality:
-    """How well a chain shuffles. A perfect shuffle has 1 or close to it everywhere; fewer samples, more scatter.
+    """Measures of a chain's shuffle. In a perfect shuffle all are close to 1; with few samples they scatter more.
 
     Args:
         num_samples: The number of samples that were compared.

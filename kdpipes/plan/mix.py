@@ -125,7 +125,7 @@ class _Mix:
 
 
 class SourceShare(NamedTuple):
-    """What a mix takes of one of its sources in an epoch.
+    """The samples that a mix takes from one of its sources in an epoch.
 
     Args:
         size: The number of samples of the source.

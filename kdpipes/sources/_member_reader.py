@@ -253,7 +253,7 @@ class Visits(NamedTuple):
 
 
 class Survey:
-    """Which shards an epoch needs, and when, read from its positions window by window.
+    """The shards that an epoch needs, in order, read from its positions window by window.
 
     Positions are not kept: an epoch of 10^7 samples takes one byte for each sample of the source.
 

@@ -1,4 +1,4 @@
-"""How a thread reaches remote storage, and threads for requests, which reach it as their caller does."""
+"""The storage options of the current thread, and threads for requests that inherit them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_timeout(seconds: Any, param: str = "timeout_s") -> float | None:
 
 
 class Access:
-    """How a pipe reaches remote storage. The options may hold secrets: neither `repr` nor errors show them.
+    """The storage options of a pipe. They may contain secrets, so neither `repr` nor errors show them.
 
     Args:
         timeout_s: How many seconds the storage may take to respond; None is without limit.

@@ -225,7 +225,7 @@ def _copied_library() -> _Library | None:
 
 
 class _Client(NamedTuple):
-    """How obstore reaches a bucket; the provider returns credentials that may expire."""
+    """The obstore client of a bucket. The provider returns credentials, which may expire."""
 
     config: dict[str, Any]
     provider: Callable[[], dict[str, Any]] | None = None

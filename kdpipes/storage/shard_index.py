@@ -36,7 +36,7 @@ _RESERVE = 1.25  # times the size that the shards so far let expect
 
 @dataclass(frozen=True)
 class Places:
-    """Where one field of each sample lies, and its values, as far as they are known without reading it.
+    """The location of one field of each sample, and those of its values that are known without reading it.
 
     Args:
         offsets: The offsets of the contents in the shard, `[n] int64`; -1 if a sample lacks the field.

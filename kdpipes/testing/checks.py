@@ -399,7 +399,7 @@ def gives_nothing_of_nothing(build: Build, flavour: Flavour, is_random: bool) ->
 
 
 def leaves_the_input_alone(build: Build, flavour: Flavour, is_random: bool) -> None:
-    """What the source gives is not changed: caches and datasets would keep the change."""
+    """Check that values from the source are not modified in place: caches and datasets would keep the change."""
     items = [(np.array(number), label) for number, label in _ITEMS]  # `x += 1` changes such an array
     _items(build(_source(flavour, items)))
     found = [(float(number), label) for number, label in items]

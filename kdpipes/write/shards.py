@@ -495,7 +495,7 @@ class _Span(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """How samples become members."""
+    """The way in which samples become members."""
 
     pipe: Any
     encoder: MemberEncoder

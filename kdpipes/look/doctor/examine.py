@@ -46,7 +46,7 @@ _LITTLE = 0.05  # the share of the work that a cache must save to be considered
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What is wrong with a chain, its bottleneck, and what to change: prints as text, shows as HTML in notebooks.
+    """The mistakes in a chain, its bottleneck, and advice. Prints as text, and as HTML in notebooks.
 
     Args:
         findings: What is wrong, or could be better, the worst first.

@@ -1,4 +1,4 @@
-"""What the doctor's rules share: findings, facts about the machine, and questions about a chain.
+"""Code that the doctor's rules share: findings, facts about the machine, and questions about a chain.
 
 A rule is a generator that yields what is wrong: the name of a pipe, what there is, why that is bad, and what to do.
 """
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules know about the machine, about how the chain will run, and about its first batch."""
+    """Facts about the machine, the way in which the chain will run, and its first batch."""
 
     num_workers: int
     num_cpus: int  # that this process may use
@@ -104,7 +104,7 @@ def rule(code: str, severity: Severity, *, runs_chain: bool = False) -> Callable
 
 
 class ChainView(NamedTuple):
-    """What a rule of your own may look at.
+    """The description of a chain that a rule of your own receives.
 
     Args:
         pipes: The pipes, each after those upstream of it, with `name`, `arguments` (as text), `stage` ("source",
