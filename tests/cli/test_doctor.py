@@ -20,8 +20,8 @@ bad = kdp.from_dataset([(n, n % 2) for n in range(8)]).select("x y").deal(batch_
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module with two chains."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(CHAINS)
-    return tmp_path / "train.py"
+    (tmp_path / "two_chains.py").write_text(CHAINS)
+    return tmp_path / "two_chains.py"
 
 
 def test_a_good_chain_ends_well(file: Path, run: Any) -> None:
@@ -43,14 +43,14 @@ def test_json_has_findings_and_what_was_measured(file: Path, run: Any) -> None:
 
 def test_without_a_chain_those_of_the_file_are_listed(file: Path, tmp_path: Path, run: Any) -> None:
     assert run("doctor", file) == (0, f"{file} has 2 chains:\n{file}:good\n{file}:bad\n", "")
-    assert run("doctor", "train.py", "--json").json() == {"chains": ["train.py:good", "train.py:bad"]}
+    assert run("doctor", "two_chains.py", "--json").json() == {"chains": ["two_chains.py:good", "two_chains.py:bad"]}
     (tmp_path / "empty.py").write_text("x = 1")
     assert "empty.py has no chain" in run("doctor", "empty.py").mistake()
 
 
 def test_a_wrong_name_is_told_with_the_closest_one(file: Path, run: Any) -> None:
-    assert "train does not define 'godo'. Did you mean 'good'?" in run("doctor", "train:godo").mistake()
-    assert "Did you mean 'good'?" in run("doctor", "train.py:godo").mistake()
+    assert "two_chains does not define 'godo'. Did you mean 'good'?" in run("doctor", "two_chains:godo").mistake()
+    assert "Did you mean 'good'?" in run("doctor", "two_chains.py:godo").mistake()
 
 
 def test_a_script_does_not_see_the_arguments_of_the_command(tmp_path: Path, run: Any) -> None:
