@@ -333,13 +333,13 @@ class _CachePipe(SampleMapper):
     _identity: Identity
     _name: str
 
-    def _begin(self) -> None:
-        operation = self._operation
+    def _configure(self, source_datapipe: Any, operation: Cacher, name: str) -> None:  # type: ignore[override]
+        super()._configure(source_datapipe, operation, name)
         chain = Chain.of(self.source)
-        if (name := chain.random_name(is_eager=True)) is not None:
-            reject_random(name, is_eager=True)
-        if not operation.freezes and (name := chain.random_name()) is not None:
-            reject_random(name)
+        if (culprit := chain.random_name(is_eager=True)) is not None:
+            reject_random(culprit, is_eager=True)
+        if not operation.freezes and (culprit := chain.random_name()) is not None:
+            reject_random(culprit)
         is_shared = operation.entries.store.lifetime != "chain"
         self._identity = Identity(self.source, operation.notes, is_shared=is_shared)
         self._calls = WatchedCalls(self.source, is_shared)
@@ -440,7 +440,6 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
 
     def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
         super().__init__(source_datapipe, operation, name)
-        self._begin()
         self._num_left: int | None = None  # entries that this process adds before it looks again
         self._num_seen = -1  # entries when it last looked
         self._is_listed = False
@@ -488,10 +487,6 @@ class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
 
 class CacheIterDataPipe(_CachePipe, SampleMapperIterDataPipe):
     """A cache of a stream."""
-
-    def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
-        super().__init__(source_datapipe, operation, name)
-        self._begin()
 
     def samples(self) -> Iterator[Sample]:
         """Yield new samples, front to back. Shards that an earlier epoch has read are not opened again."""

@@ -124,10 +124,12 @@ class Identity:
         return hashlib.blake2b(b"".join([*sizes, *parts]), key=base, digest_size=20).digest()
 
     def _is_users(self, route: tuple[int, ...]) -> bool:
-        """Return whether the samples of a route come from a source that a user has written, with positions."""
+        """Return whether a user has chosen the keys of the samples of a route, which also have positions."""
         if route not in self._users:
-            source = Chain.of(self._source).path_of(route)[-1].pipe
-            self._users[route] = isinstance(source, MapPipe) and is_users(type(source))
+            source = Chain.of(self._source).path_of(route)[-1]
+            self._users[route] = isinstance(source.pipe, MapPipe) and bool(
+                is_users(type(source.pipe)) or source.upstream
+            )
         return self._users[route]
 
     def _digest(self, route: tuple[int, ...]) -> bytes:

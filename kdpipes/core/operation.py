@@ -101,9 +101,13 @@ class Step(Operation):
 
 
 class ErrorHandler(Step):
-    """The interface of `.on_error(...)`, which decides about samples that cannot be made."""
+    """The interface of `.on_error(...)`, which decides about samples that cannot be made.
+
+    While `num_looking` is above 0, nothing is written to the quarantine, nor ever by copies that are made meanwhile.
+    """
 
     traits = Traits(reads=frozenset(), changes=frozenset(), is_transparent=True)
+    num_looking = 0
 
     def change(self, block: Block) -> None:
         """Leave the block unchanged: `deal` consults the handler."""
@@ -132,12 +136,6 @@ class ErrorHandler(Step):
     def reject_all(self, key: str, error: str) -> NoReturn:
         """Raise DataError because every sample failed. The arguments are those of `reject_many`."""
         raise NotImplementedError
-
-    def begin_looking(self) -> None:
-        """Suspend writing to the quarantine until `end_looking`. Copies made in the meantime never write to it."""
-
-    def end_looking(self) -> None:
-        """Resume writing to the quarantine after `begin_looking`."""
 
     def listed(self) -> dict[str, str]:
         """Return the errors of the quarantined samples, by `entry_name`."""

@@ -621,6 +621,8 @@ class Sample(MutableMapping[str, Any]):
         if key is None:
             block.shared_key = own.shared_key
             row.shared_key = self.row.shared_key
+        elif not self.has_number:  # caches must tell samples apart that get the same key
+            row.shared_key = self.shared_key
         row.ctx.update({name: dict(value) if isinstance(value, dict) else value for name, value in self.ctx.items()})
         return fork
 

@@ -136,6 +136,7 @@ class DealerIterDataPipe(Dealer, IterDataPipe[Batch]):
         self._has_warned = False  # about dropped batches
         self._configure(self._layout, shuffle, seed, ranks)
         self.clock.continues = num_batches is not None
+        self.has_unique_keys = uneven != "pad" and not self.may_repeat
         handler = Chain.of(self).error_handler()
         if handler is not None and handler.substitutes:
             raise ChainError(

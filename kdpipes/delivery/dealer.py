@@ -147,6 +147,7 @@ class Dealer(Resumable):
     source: Any
     traits = Traits(role="deal", gives="batches")
     is_for_all_ranks = False  # whether every rank gets all batches
+    has_unique_keys = False  # whether two samples of an epoch that have the same key are a mistake
     has_lanes = False  # whether workers and ranks read parts of a stream, not all of it
     _num_dropped = 0  # pipes at the end of `source` that this copy leaves out
     reads_ahead = True  # whether remote sources prefetch the next batches
@@ -349,11 +350,13 @@ class Dealer(Resumable):
         if handler is not None:
             if monitor is None:
                 monitor = Monitor()
-                run.limits = SkipLimits(handler, sharding.num_ranks * sharding.num_workers, start.number)
-            is_indexed = isinstance(self.source, MapPipe)
-            run.skipper = Skipper(
-                handler, monitor.banned, monitor.skip, monitor.seen, run.limits, is_indexed=is_indexed
-            )
+                run.limits = SkipLimits(
+                    handler,
+                    sharding.num_ranks * sharding.num_workers,
+                    start.number,
+                    rejects_twins=self.has_unique_keys,
+                )
+            run.skipper = Skipper(handler, monitor, run.limits, is_indexed=isinstance(self.source, MapPipe))
         return run
 
     def sizes(self) -> dict[str, Any]:

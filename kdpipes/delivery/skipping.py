@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kdpipes.core.chain import Chain
@@ -49,9 +49,6 @@ class Skip:
         """Return the values that identify this sample or shard, for any worker that reports it."""
         return self.epoch, self.ordinal, self.is_shard, self.key
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def log(self) -> None:
         """Log it as a warning; as information if it was known before."""
         level = logging.INFO if self.error.startswith(_QUARANTINED) else logging.WARNING
@@ -72,12 +69,22 @@ def unrecorded(pipe: Any) -> Iterator[None]:
     """Put no sample into quarantine meanwhile, not even in workers: looking at a chain must not change later runs."""
     handlers = Chain.of(pipe).operations(ErrorHandler)
     for handler in handlers:
-        handler.begin_looking()
+        handler.num_looking += 1
     try:
         yield
     finally:
         for handler in handlers:
-            handler.end_looking()
+            handler.num_looking -= 1
+
+
+def _reject_twin(known: dict[str, int], key: str, number: int) -> None:
+    """Note the number of a sample in quarantine; raise ChainError if another sample of the stream has the same key."""
+    first = known.setdefault(key, number)
+    if first != number:
+        raise ChainError(
+            f"Samples {first} and {number} of the stream both have the key {key!r}, which is in quarantine: it cannot "
+            "tell them apart. Give them keys of their own: `.to_samples(key=...)`."
+        )
 
 
 class SkipLimits:
@@ -88,10 +95,14 @@ class SkipLimits:
         num_parts: The number of ranks, or of ranks and workers that count separately, that the samples are divided
             between.
         first_batch: The batch at which the epoch begins or is resumed.
+        rejects_twins: Whether two samples in quarantine that have the same key are an error. They may lie in lanes
+            that different workers read.
     """
 
-    def __init__(self, handler: Any, num_parts: int, first_batch: int = 0) -> None:
+    def __init__(self, handler: Any, num_parts: int, first_batch: int = 0, *, rejects_twins: bool = False) -> None:
         self._handler = handler
+        self._rejects_twins = rejects_twins
+        self._ordinals: dict[str, int] = {}  # of the samples in quarantine, by key
         self._num_parts = num_parts
         self._first_batch = first_batch
         self._recent: dict[Any, Skip] = {}
@@ -103,6 +114,8 @@ class SkipLimits:
         self._last = skip
         if skip.is_shard:
             return
+        if self._rejects_twins and skip.error.startswith(_QUARANTINED):
+            _reject_twin(self._ordinals, skip.key, skip.ordinal)
         self._num_skipped += skip.place not in self._recent  # a replaced worker makes its batch again
         keep_skip(self._recent, skip)
         # The ordinal gives the number of samples so far, so that batches need not be counted after `deal`.
@@ -121,9 +134,8 @@ class Skipper:
 
     Args:
         handler: The operation of `.on_error(...)`.
-        banned: The reasons, by key, why samples are not even tried: workers have died while making them.
-        tell: Called with each sample that is left out.
-        seen: Called with each sample before its fields are loaded.
+        monitor: Follows the samples that are made and left out (see `dealer.Monitor`). It bans samples at which workers
+            have died.
         limits: Counts skipped samples; None if a loader does.
         is_indexed: Whether samples keep their positions in all epochs.
     """
@@ -131,38 +143,28 @@ class Skipper:
     def __init__(
         self,
         handler: Any,
-        banned: Mapping[str, str],
-        tell: Callable[[Skip], None],
-        seen: Callable[[Sample], None] | None = None,
-        limits: SkipLimits | None = None,
+        monitor: Any,
+        limits: SkipLimits | None,
         *,
-        is_indexed: bool = False,
+        is_indexed: bool,
     ) -> None:
         self._is_indexed = is_indexed
-        self._seen = seen
+        self._seen = monitor.seen
         self._limits = limits
         self._handler = handler
         self.substitutes: bool = handler.substitutes
         self.last_error: Exception | None = None
-        self._listed: Mapping[str, str] = {**handler.listed(), **banned}
-        self._tell = tell
-
-    @property
-    def knows_bad_samples(self) -> bool:
-        """Whether there are samples that must not be tried, so that the key of each sample must be looked up."""
-        return bool(self._listed)
+        self._listed: Mapping[str, str] = {**handler.listed(), **monitor.banned}
+        # Whether there are samples that must not be tried, so that the key of each sample must be looked up.
+        self.knows_bad_samples = bool(self._listed)
+        self._tell = monitor.skip
 
     def without_twins(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of a stream; raise ChainError for a second sample with a key that is in quarantine."""
-        places = dict[str, int]()
+        numbers: dict[str, int] = {}
         for item in items:
             if isinstance(item, Sample) and item.key in self._listed:
-                first = places.setdefault(item.key, item.index)
-                if first != item.index:
-                    raise ChainError(
-                        f"Samples {first} and {item.index} of the stream both have the key {item.key!r}, which is "
-                        "in quarantine: it cannot tell them apart. Give them keys of their own: `.to_samples(key=...)`."
-                    )
+                _reject_twin(numbers, item.key, item.index)
             yield item
 
     def make(self, sample_key: SampleKey, batch: int, fetch: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:

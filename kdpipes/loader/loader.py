@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import inspect
 import os
@@ -588,7 +589,11 @@ class Loader:
         The latest 65,536 are kept. The entry of a shard stands for all that would have followed in it; its ordinal is
         how many samples the stream had given before.
         """
-        return [skip.as_dict() for skip in self._native.counters.skips.values()] if self._native is not None else []
+        return (
+            [dataclasses.asdict(skip) for skip in self._native.counters.skips.values()]
+            if self._native is not None
+            else []
+        )
 
     def __enter__(self) -> Loader:
         return self

@@ -235,7 +235,9 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         handler = chain.error_handler()
         limits = plan = None
         if dealer is not None and handler is not None:
-            limits = SkipLimits(handler, dealer.sharding().num_ranks, position.number)
+            limits = SkipLimits(
+                handler, dealer.sharding().num_ranks, position.number, rejects_twins=dealer.has_unique_keys
+            )
         if dealer is not None and dealer.has_lanes:
             plan = dealer.lane_plan()
             if plan is not None and num_workers > plan.num_groups and not self._has_warned:

@@ -286,7 +286,7 @@ def _getter(dataset: Any, name: str) -> Column:
 def _global_use(dataset: Any) -> GlobalUse | None:
     """Return whether a dataset was seen to draw from the global generators; None if it is known to draw nothing."""
     declared = getattr(dataset, "is_random", None)
-    methods = [getattr(dataset, name) for name in ("__getitem__", "__getitems__") if hasattr(dataset, name)]
+    methods = (getattr(dataset, name, None) or () for name in ("__getitem__", "__getitems__"))
     if declared is False or (declared is None and all(map(draws_nothing, methods))):
         return None
     return GlobalUse(is_seen=declared is True)

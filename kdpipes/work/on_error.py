@@ -93,7 +93,6 @@ class OnError(ErrorHandler):
         if (path is not None) != (action == "quarantine"):
             raise ValueError('`path` must be given with `on_error("quarantine", path=...)`, and only there.')
         self._action = action
-        self._num_looking = 0
         self._path = None if path is None else Path(path).absolute()
         if self._path is not None and not self._path.parent.is_dir():
             raise FileNotFoundError(must_be("path", "a file in an existing folder", path))
@@ -129,12 +128,6 @@ class OnError(ErrorHandler):
             "that bad, raise the limits `max_share` and `max_samples` of `.on_error(...)`."
         )
 
-    def begin_looking(self) -> None:
-        self._num_looking += 1
-
-    def end_looking(self) -> None:
-        self._num_looking -= 1
-
     def listed(self) -> dict[str, str]:
         if self._path is None or not self._path.exists():
             return {}
@@ -152,7 +145,7 @@ class OnError(ErrorHandler):
         return listed
 
     def write_down(self, key: str, error: str, *, position: Sequence[int] = (), once: bool = False) -> None:
-        if self._path is not None and not self._num_looking:
+        if self._path is not None and not self.num_looking:
             if not key:  # it would stand for all other samples without a key, too
                 raise ChainError(
                     "`on_error` identifies samples in quarantine by their keys, but a sample that failed has none: "

@@ -21,6 +21,11 @@ import kdpipes as kdp
 from kdpipes.core.keys import repetitions, unique_key, without_repetition
 
 
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @given(st.lists(st.sampled_from(["a", "b", "a #2", "a #3", "b #2", "c"])))
 def test_keys_of_any_names_are_unique(names: list[str]) -> None:
     numbers = repetitions(names)
@@ -88,8 +93,19 @@ def two_tables() -> Any:
     return kdp.concat(kdp.from_table({"y": [0]}), kdp.from_table({"y": [1, 2]}))
 
 
+def shards(keys: str, read: Any = kdp.stream_shards, size: int = 1) -> Any:
+    """Return samples with these keys, `size` of them in each shard."""
+    for first in range(0, len(keys), size):
+        with wds.TarWriter(f"{first}.tar") as writer:
+            for number, key in list(enumerate(keys))[first : first + size]:
+                writer.write({"__key__": str(number), "txt": key, "cls": number})
+    urls = [f"{first}.tar" for first in range(0, len(keys), size)]
+    return read(urls).to_samples(key=lambda sample: sample["txt"]).rename_fields(y="cls", z="txt")
+
+
 DOUBLES = {
     "a source": Named,
+    "shards": lambda: shards("aba", kdp.open_shards, 3),
     "tables with numbered rows": two_tables,
     "items": lambda: SequenceWrapper([0, 1, 2]).to_samples(fields="y", key=lambda item: "a"),
 }
@@ -129,9 +145,9 @@ def test_the_twin_of_a_deadly_sample_is_delivered(source: str, tmp_path: Path) -
             assert [v for (v,) in loader] == [1, 2]
 
 
-@pytest.mark.parametrize("source", DOUBLES)
-def test_caches_tell_equal_keys_apart(source: str) -> None:
-    cached = DOUBLES[source]().transform("y", lambda y: y + 10).add_field("z", lambda s: s["y"]).cache_in_memory()
+@pytest.mark.parametrize("source", [*DOUBLES.values(), lambda: shards("aba", size=3)])
+def test_caches_tell_equal_keys_apart(source: Any) -> None:
+    cached = source().transform("y", lambda y: y + 10).add_field("z", lambda s: s["y"]).cache_in_memory()
     for _ in range(2):
         assert [(sample["y"], sample["z"]) for sample in cached] == [(10, 10), (11, 11), (12, 12)]
 
@@ -157,7 +173,7 @@ def stream_of_webdataset(keys: str, repetitions: int = 1) -> Any:
 STREAMS = pytest.mark.parametrize("source", [stream_of_items, stream_of_webdataset])
 
 
-@STREAMS
+@pytest.mark.parametrize("source", [stream_of_items, stream_of_webdataset, shards])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_quarantine_rejects_equal_keys_of_a_stream(source: Any, num_workers: int, tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"

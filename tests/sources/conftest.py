@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from webdataset import TarWriter
 
 from tests.faulty_storage import faulty_storage
 from tests.sources.shards_elsewhere import TARS, write
@@ -19,6 +21,19 @@ def cache(no_waits: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A local cache of its own, and retries without waits."""
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(name="write")
+def write_shard(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a shard of rows."""
+
+    def write(rows: list[dict[str, Any]], name: str = "a.tar") -> Path:
+        with TarWriter(str(tmp_path / name)) as writer:
+            for row in rows:
+                writer.write(row)
+        return tmp_path / name
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from kdpipes.storage.columns import values_of
 from kdpipes.storage.shard_index import ShardIndex
 from tests.proxy import Proxy, counted_s3
 
+pytestmark = pytest.mark.usefixtures("cache")
 NUM_SHARDS = 20
 BIRDS = ["heron", "stork", "gull"]
 
@@ -33,13 +34,6 @@ def tar(shard: int, *, num_bytes: int = 100, **more: Any) -> bytes:
             row = {"jpg": bytes([shard]) * num_bytes, "json": json.dumps(entries).encode(), "cls": number % 5}
             writer.write({"__key__": f"{index:02}", **row})
     return file.getvalue()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty local cache."""
-    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

@@ -18,15 +18,9 @@ from tests.processes import in_child
 from tests.proxy import Proxy, counted_s3
 from tests.sources.test_index_shards import tar
 
+pytestmark = pytest.mark.usefixtures("cache")
 NUM_SHARDS = 6
 URLS = f"faulty://birds-{{0..{NUM_SHARDS - 1}}}.tar"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty local cache."""
-    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

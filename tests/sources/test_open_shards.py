@@ -28,17 +28,6 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    def write(rows: list[dict[str, Any]], name: str = "a.tar") -> Path:
-        with TarWriter(str(tmp_path / name)) as writer:
-            for row in rows:
-                writer.write(row)
-        return tmp_path / name
-
-    return write
-
-
 def test_members_are_fields_and_keys_name_shard_and_sample(write: Callable[..., Path], tmp_path: Path) -> None:
     write(ROWS[:2], "a-0.tar"), write(ROWS[2:], "a-1.tar")
     pipe = kdp.open_shards(tmp_path / "a-{0..1}.tar", class_names=["heron", "stork"])

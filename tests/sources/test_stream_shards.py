@@ -14,7 +14,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.storage import remote
@@ -25,17 +24,6 @@ JPGS = [random.Random(n).randbytes(20_000) for n in range(4)]
 ROWS: list[dict[str, Any]] = [
     {"__key__": f"birds/{n}", "jpg": JPGS[n], "cls": str(n % 2).encode(), "json": {"n": n}} for n in range(4)
 ]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    def write(rows: list[dict[str, Any]], name: str) -> Path:
-        with TarWriter(str(tmp_path / name)) as writer:
-            for row in rows:
-                writer.write(row)
-        return tmp_path / name
-
-    return write
 
 
 @pytest.fixture

@@ -54,6 +54,12 @@ def _same(item: Any) -> Any:
     return item
 
 
+def die(x: int) -> int:
+    if x == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fail(x)
+
+
 def numbers(batches: Any) -> list[list[Any]]:
     return [[x for (x,) in batch] for batch in batches]
 
@@ -164,12 +170,7 @@ def test_an_unusable_quarantine_is_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_workers_that_die_where_nothing_can_be_skipped_end_it() -> None:
-    def die(x: int) -> int:
-        if x == 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return x
-
-    source = kdp.from_dataset([(number, 0) for number in range(12)]).transform("x", die).on_error("skip").select("x")
+    source = kdp.from_dataset([(7, 0)] * 3).transform("x", die).on_error("skip").select("x")
     pipe = source.map(_same).deal(batch_size=3)
     with kdp.Loader(pipe, num_workers=1) as loader, pytest.raises(kdp.WorkerError, match="SIGKILL"):
         list(loader)
@@ -199,11 +200,6 @@ def test_what_is_in_quarantine_is_not_tried_again(num_workers: int, tmp_path: Pa
 
 @pytest.mark.parametrize("action", ["skip", "quarantine"])
 def test_a_sample_at_which_workers_die_is_left_out(action: Any, tmp_path: Path) -> None:
-    def die(x: int) -> int:
-        if x == 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return fail(x)
-
     path = {"path": tmp_path / "bad.jsonl"} if action == "quarantine" else {}
     with kdp.Loader(indexed(action, die, **path), num_workers=2) as loader:
         for _ in range(2):
