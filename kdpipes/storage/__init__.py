@@ -1,7 +1,8 @@
-"""Files, remote objects, memory and formats. This package knows nothing of pipes.
+"""Files, remote objects, memory and formats. This package does not depend on pipes.
 
-A file of any storage has a `Reader` (`readers`: read, stream): of `memory` (local files), `filesystems` (fsspec)
-or `object_store` (obstore). `retries` has the one policy for requests; `files` reads, lists and writes by URL; `remote`
-reads ahead. Formats: `tar` and `tar_headers`, `shard_index`, `index_home` (where indexes lie) and `catalog` (of many
-shards), `records`, `codec` (cache entries). To begin with, read `readers` and `files`.
+A file in any storage has a `Reader` (`readers`: read, stream), implemented by `memory` (local files), `filesystems`
+(fsspec) and `object_store` (obstore). `retries` holds the retry policy for all requests; `files` reads, lists and
+writes by URL; `remote` prefetches. Formats: `tar` and `tar_headers`, `shard_index`, `index_home` (locations of
+indexes), `catalog` (indexes of many shards), `records`, and `codec` (cache entries). Start reading with `readers` and
+`files`.
 """

@@ -17,11 +17,11 @@ from kdpipes.core.errors import is_number, must_be
 
 Result = TypeVar("Result")
 
-DEFAULT_S = 30.0  # the time limit of a request
+DEFAULT_S = 30.0  # default time limit of a request
 
 
 def check_timeout(seconds: Any, param: str = "timeout_s") -> float | None:
-    """Return a number of seconds, or None for no limit; raise if it is neither."""
+    """Return a number of seconds, or None for no limit; raise for other values."""
     if seconds is None:
         return None
     if not is_number(seconds):
@@ -36,10 +36,10 @@ class Access:
     """The storage options of a pipe. They may contain secrets, so neither `repr` nor errors show them.
 
     Args:
-        timeout_s: How many seconds the storage may take to respond; None is without limit.
+        timeout_s: The number of seconds that the storage may take to respond; None means no limit.
         storage_options: The arguments of fsspec's file system.
-        hedge_s: After how many seconds a read that has no response is requested a second time; None is never.
-        origin: The URL of the list that names the files. It may only name hosts that are no more private than its own.
+        hedge_s: The number of seconds without response after which a read is requested a second time; None means never.
+        origin: The URL of the list that names the files. The hosts that it names must not be more private than its own.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ _own = _AccessOfThread()
 
 
 def current_access() -> Access:
-    """Return how this thread reaches storage."""
+    """Return the current thread's access settings."""
     return _own.access
 
 
 @contextmanager
 def using(access: Access) -> Iterator[None]:
-    """Set how this thread, and the threads that it hands work to, reach storage."""
+    """Use access settings in this thread and in threads that it submits work to."""
     before = _own.access
     _own.access = access
     try:
@@ -90,10 +90,10 @@ def using(access: Access) -> Iterator[None]:
 
 
 class Threads:
-    """Daemon threads for requests. They do not delay the end of the process, and end when this object is dropped.
+    """Daemon threads for requests. They do not delay interpreter exit, and end when this object is dropped.
 
     Args:
-        number: The maximum number of threads; each starts when a job would have to wait.
+        number: The maximum number of threads. A thread is started when a job would otherwise have to wait.
         name: The name of the threads.
     """
 
@@ -105,7 +105,7 @@ class Threads:
         weakref.finalize(self, _end, self._jobs, number)
 
     def submit(self, action: Callable[[], Result]) -> Future[Result]:
-        """Run a function in one of the threads, with the caller's access."""
+        """Run a function in one of the threads, with the caller's access settings."""
         future: Future[Result] = Future()
         with self._lock:
             self._jobs.put((action, future, current_access()))
@@ -124,7 +124,7 @@ def _work(jobs: Any) -> None:
                     future.set_result(action())
             except BaseException as error:
                 future.set_exception(error)
-        del job, action, future  # an idle thread must not keep its last bytes alive
+        del job, action, future  # an idle thread must not keep the bytes of its last job alive
 
 
 def _end(jobs: Any, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The indexes of many shards: found where they lie, made where they are missing, and joined."""
+"""Find the indexes of many shards, create missing ones, and join them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ CopyOf = Callable[[str, Version], str | None]
 
 _NUM_THREADS = 16
 _NUM_THREADS_LOCAL = 4
-_SMALL = 1 << 18  # bytes of storage that are read in the time of a request
-_AT_ONCE = 512  # samples whose members are requested at a time
-_NUM_READINGS = 3  # of a shard that arrives damaged
+_SMALL = 1 << 18  # number of bytes that storage reads in the time of one request
+_AT_ONCE = 512  # number of samples whose members are requested at a time
+_NUM_READINGS = 3  # attempts to read a shard that arrives damaged
 _log = logger(__name__)
 
 
@@ -53,15 +53,15 @@ def open_catalog(
     has_copy: HasCopy = lambda url, version: False,
     copy_of: CopyOf = lambda url, version: None,
 ) -> Catalog:
-    """Return the catalog of shards; shards without a matching index are indexed, and the index is kept.
+    """Return the catalog of shards. Shards without a matching index are indexed, and their index is stored.
 
     Args:
         urls: The URLs of the shards.
         names: The names of the shards in keys.
-        has_copy: Whether a version of a shard is in the local cache. If its index is there as well, the shard opens
-            even if its storage cannot be reached.
-        copy_of: A function that returns the path of a copy of a remote shard that has no index, which may be made now,
-            or None. The copy is indexed, so that no byte is read twice.
+        has_copy: A function that returns whether a version of a shard is in the local cache. If its index is cached
+            too, the shard can be opened even if its storage cannot be reached.
+        copy_of: A function that returns the path of a local copy of a remote shard without index, or None; it may
+            create the copy. The copy is indexed, so that no byte is read twice.
     """
     is_here = all(map(is_local, urls))
     joined = _joined(urls, {}, {}, has_copy, copy_of) if is_here else _shared(urls, has_copy, copy_of)
@@ -69,12 +69,12 @@ def open_catalog(
 
 
 def _shared(urls: Sequence[str], has_copy: HasCopy, copy_of: CopyOf) -> Catalog:
-    """Return the joined indexes of remote shards, made by one process of the machine and mapped by the others."""
+    """Return the joined indexes of remote shards. One local process joins them, and the others map its file."""
     versions = dict[str, Version]()
 
     @cache
     def known() -> KnownIndexes:
-        with suppress(DataError):  # which opening each shard explains
+        with suppress(DataError):  # opening the shards one by one reports the error
             return KnownIndexes.of(urls)
         return KnownIndexes()
 
@@ -116,7 +116,7 @@ def _joined(
 
 
 def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:
-    """Yield what `read` returns of each shard; threads read ahead."""
+    """Yield the result of `read` for each shard, in order. Threads read ahead."""
     return in_parallel(read, urls, _NUM_THREADS_LOCAL if all(map(is_local, urls)) else _NUM_THREADS, waits=False)
 
 
@@ -156,10 +156,10 @@ def _found_or_made(
 
 
 class IndexRecorder:
-    """Records the index of a remote shard while a stream reads it, and keeps it in the local cache at its end.
+    """Records the index of a remote shard while a stream reads it, and stores it in the local cache at the end.
 
-    A checksum of each member costs 0.45 s of CPU for each GB, once on each machine: without them, damage of members
-    that are later read by ranges would not be noticed.
+    Member checksums cost 0.45 s of CPU per GB, once on each machine. Without them, damaged members in later range reads
+    would go unnoticed.
     """
 
     def __init__(self, url: str) -> None:
@@ -168,18 +168,18 @@ class IndexRecorder:
         self._builder = IndexBuilder()
 
     def begin(self, version: Version) -> None:
-        """Record a version of the shard, unless its index is already kept."""
+        """Start recording a version of the shard, unless its index is already stored."""
         kept = kept_index(self._url)
         is_kept = kept is not None and kept.version == version
         self._version = version if version.tag and not is_kept else None
 
     def add(self, group: Group) -> None:
-        """Add the members of the next sample."""
+        """Record the members of the next sample."""
         if self._version is not None:
             add_sample(self._builder, group)
 
     def end(self) -> None:
-        """Keep the index; all of the shard has been read."""
+        """Store the index after the whole shard has been read."""
         if self._version is not None:
             keep(self._url, self._builder.index(self._version))
 
@@ -189,7 +189,8 @@ def make_index(
 ) -> ShardIndex:
     """Index a shard, and write the index beside it, or to the local cache if the storage is read-only.
 
-    `with_checksums` reads all contents of a local shard, too, and keeps their checksums; remote ones always have them.
+    `with_checksums` also reads all contents of a local shard and stores their checksums. Indexes of remote shards
+    always have checksums.
     """
     known = version or version_of(url)
     if is_local(url):
@@ -203,8 +204,8 @@ def make_index(
 def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> ShardIndex:
     """Index a shard for `kdpipes index`, reusing the columns of an index of its current version.
 
-    Columns that an earlier index keeps stay. If an index of a remote shard lacks only columns, and members are large,
-    only the members that the columns need are read.
+    Columns in an earlier index are preserved. If only columns are missing in the index of a remote shard with large
+    members, only the members needed for these columns are read.
     """
     version = version_of(url)
     index = find_index(url, version).index
@@ -213,7 +214,7 @@ def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> Sh
     every = list(dict.fromkeys((*index.columns, *columns)))
     missing = every[len(index.columns) :]
     if missing and not is_local(url) and len(index.keys) * _SMALL <= version.size:
-        with suppress(DataError):  # a member may have arrived damaged
+        with suppress(DataError):  # a member may arrive damaged
             index = replace(index, version=version, columns={**index.columns, **_read_columns(url, index, missing)})
             put_index(url, index)
             return index
@@ -221,7 +222,7 @@ def index_again(url: str, *, with_checksums: bool, columns: Sequence[str]) -> Sh
 
 
 def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str, Column]:
-    """Return columns of a remote shard from the members that they need, of which many are requested at a time."""
+    """Return columns of a remote shard, read from the members that contain them, with many requests at a time."""
     kept = ColumnBuilder(url, names)
     ranges = RangeReader()
     places = {name: known for name, known in index.fields.items() if kept.needs(name)}
@@ -245,7 +246,7 @@ def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str
 
 
 def _index_remote(url: str, version: Version, columns: Sequence[str]) -> ShardIndex:
-    """Index a remote shard; if it arrives damaged, judging by its structure or its MD5, it is read again."""
+    """Index a remote shard. If its structure or MD5 shows that it arrived damaged, read it again."""
     expected = md5_of(version)
     digests = set[str]()
 
@@ -255,7 +256,7 @@ def _index_remote(url: str, version: Version, columns: Sequence[str]) -> ShardIn
 
     for _ in range(_NUM_READINGS):
         index, digest = retried(read, num_tries=_NUM_READINGS, final=(FieldError,))
-        if expected in (None, digest) or digest in digests:  # the same bytes twice: the tag is not a checksum
+        if expected in (None, digest) or digest in digests:  # if the same bytes arrive twice, the tag is not a checksum
             return index
         digests.add(digest)
     raise DataError(
@@ -264,7 +265,7 @@ def _index_remote(url: str, version: Version, columns: Sequence[str]) -> ShardIn
 
 
 def index_beside(url: str) -> ShardIndex | None:
-    """Return the index beside a shard, if both exist and it describes the shard as it is now, or a copy of it."""
+    """Return the index beside a shard, if both exist and it describes the current shard or its original."""
     try:
         version = version_of(url)
     except FileNotFoundError:
@@ -276,7 +277,7 @@ def index_beside(url: str) -> ShardIndex | None:
 
 
 def _is_proven(index: ShardIndex, url: str, version: Version) -> bool:
-    """Return whether a shard has the contents whose checksums its index holds; all of the shard is read."""
+    """Return whether the contents of a shard match the checksums in its index. This reads the whole shard."""
     if index.version.size != version.size:
         return False
     try:
@@ -288,7 +289,7 @@ def _is_proven(index: ShardIndex, url: str, version: Version) -> bool:
 
 @dataclass(frozen=True)
 class ShardSeen:
-    """One shard as `survey_shards` found it.
+    """The result of `survey_shards` for one shard.
 
     Args:
         url: The URL of the shard.
@@ -305,9 +306,9 @@ class ShardSeen:
 
 
 def survey_shards(urls: Sequence[str], *, scan: bool = True) -> Iterator[ShardSeen]:
-    """Yield the contents of each tar, which may be compressed, in order. Nothing is written anywhere.
+    """Yield the contents of each tar, compressed or not, in order, without writing anything.
 
-    `scan` reads shards without a fresh index: of local plain tars the headers, of others everything.
+    With `scan`, shards without a current index are read: the headers of local plain tars, and all of other shards.
     """
     return in_order(partial(_seen, scan=scan), urls)
 

@@ -1,7 +1,7 @@
-"""Encode values as tagged plain data with a checksum, and decode them exactly; nothing that is read is executed.
+"""Encode values as tagged plain data with a checksum, and decode them exactly without executing any of the data.
 
-An entry is a frame (mark, format, CRC-32 of the key and all that follows, length, length of the header), a header in
-MessagePack and the raw contents of arrays, tensors and long bytes, each at a multiple of 64 bytes. In the header, None,
+An entry is a frame (mark, format, CRC-32 of the key and all following bytes, length, length of the header), a header in
+MessagePack, and the raw contents of arrays, tensors and long bytes, each aligned to 64 bytes. In the header, None,
 bool, int, float, str, lists and dicts with str keys are native; all other types are extensions (`_Ext`).
 """
 
@@ -27,17 +27,17 @@ from kdpipes.core.errors import DataError, must_be
 from kdpipes.storage.files import crc32
 
 _MARK = b"kdp"
-FORMAT = 3  # of entries, and of the folders that hold them; 1 and 2 had headers in JSON
+FORMAT = 3  # the format of entries and of their folders; formats 1 and 2 had headers in JSON
 _FRAME = struct.Struct("<3sBIQQ")
 _START_OF_CHECKED = 8
 _ALIGNMENT = 64
-_LONG = 256  # bytes; contents from this length on are stored after the header, where they can be views
+_LONG = 256  # in bytes: contents from this length on are stored after the header, where they can be views
 _MOST_LEVELS = 64
 _NATIVE = frozenset([bool, int, float, str, type(None)])
 Name = TypeVar("Name")
 _DTYPE = re.compile(r"[<>|][biufcmMSUV]\d+(\[\w+\])?")
 _MOST_DIMENSIONS = 64
-_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")  # torch.frombuffer crashes with these
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")  # torch.frombuffer crashes with these dtypes
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _BROKEN = (
     *(msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError),
@@ -50,24 +50,24 @@ _unpack_two = msgspec.msgpack.Decoder(tuple[memoryview, memoryview]).decode
 
 
 class _Ext:
-    """The codes of extensions, which must never change. Their contents are in MessagePack unless stated otherwise."""
+    """Codes of extensions, which must never change. Contents are in MessagePack unless stated otherwise."""
 
     TUPLE = 1  # a list
-    INT = 2  # one of more than 64 bits: bytes, little-endian
+    INT = 2  # an integer of more than 64 bits: little-endian bytes
     STR = 3  # a text with lone surrogates: UTF-8
     SHORT_BYTES = 4  # the bytes themselves
     BYTES = 5  # [offset, length]
     BYTEARRAY = 6  # bytes, encoded
     DICT = 7  # [keys, encoded; values, encoded]
     ARRAY = 8  # [dtype, shape, offset, whether it is in Fortran order]
-    SCALAR = 9  # an array without dimensions
+    SCALAR = 9  # a zero-dimensional array
     TENSOR = 10  # [dtype, shape, offset]
     REGISTERED = 11  # [tag, plain value, encoded]
     PICKLE = 12  # bytes, encoded
 
 
 class DamagedError(DataError):
-    """An entry is damaged, truncated or in another format, and counts as missing."""
+    """An entry is damaged, truncated or in another format, and is treated as missing."""
 
 
 class PickledError(DataError):
@@ -86,13 +86,13 @@ _by_tag: dict[str, _Registered] = {}
 
 
 def register_type(tag: str, kind: type, to_plain: Callable[[Any], Any], from_plain: Callable[[Any], Any]) -> None:
-    """Let values of exactly the type `kind` be encoded.
+    """Make values of exactly the type `kind` encodable.
 
     Args:
         tag: The name of the type in entries, which must never change.
         kind: The type.
-        to_plain: Converts a value to types that `encode` knows, such as a tuple.
-        from_plain: Converts that back. It must check its input, because entries may come from anywhere.
+        to_plain: A function that converts a value to types that `encode` supports, such as a tuple.
+        from_plain: The inverse function. It must check its input, because entries may come from untrusted sources.
     """
     known = _by_tag.get(tag)
     if known is not None and (known.kind.__module__, known.kind.__qualname__) != (kind.__module__, kind.__qualname__):
@@ -101,17 +101,17 @@ def register_type(tag: str, kind: type, to_plain: Callable[[Any], Any], from_pla
 
 
 def encode(value: Any, *, allow_pickle: bool = False, key: bytes = b"") -> list[Any]:
-    """Return an entry as a list of buffers, to be written one after the other.
+    """Return an entry as a list of buffers, to be written in sequence.
 
     Supported are None, bool, int, float, str, bytes, bytearray, list, tuple, dict, NumPy arrays and scalars of any
-    dtype but object, tensors in main memory, Pillow images and types given to `register_type`. Subclasses are not,
-    except of Pillow images and `numpy.memmap`, which becomes an array. A memoryview becomes bytes. Arrays and images
-    may share memory with the buffers.
+    dtype but object, tensors in main memory, Pillow images and types passed to `register_type`. Subclasses are not
+    supported, except those of Pillow images, and `numpy.memmap`, which becomes an array. A memoryview becomes bytes.
+    Arrays and images may share memory with the buffers.
 
     Args:
         value: The value.
         allow_pickle: Whether to pickle values of other types.
-        key: The key of the entry; under another key, `decode` reports it as damaged.
+        key: The key of the entry. With another key, `decode` reports the entry as damaged.
 
     Raises:
         TypeError: A type is not supported.
@@ -132,7 +132,7 @@ def encode(value: Any, *, allow_pickle: bool = False, key: bytes = b"") -> list[
 
 
 def checksum_of(entry: list[Any]) -> int:
-    """Return the checksum of an entry that `encode` has returned: a CRC-32 of its whole content."""
+    """Return the checksum of an entry made by `encode`: a CRC-32 of its whole content."""
     checksum: int = _FRAME.unpack_from(entry[0])[2]
     return checksum
 
@@ -140,21 +140,21 @@ def checksum_of(entry: list[Any]) -> int:
 def decode(
     buffer: Any, *, verify: bool = True, allow_pickle: bool = False, bytes_as_views: bool = False, key: bytes = b""
 ) -> Any:
-    """Return the value of an entry. Arrays are read-only views of the buffer, which they keep; all else is copied.
+    """Return the value of an entry. Arrays are read-only views that keep the buffer alive; all else is copied.
 
-    Decoding takes at most a small multiple of the entry's length in memory, also for malicious entries.
+    Decoding takes at most a small multiple of the entry's length in memory, even for malicious entries.
 
     Args:
         buffer: The bytes of the entry, or a view of them.
-        verify: Whether to compare the checksum. Without that, a damaged entry may give another value.
+        verify: Whether to compare the checksum. Otherwise, a damaged entry may be decoded to a wrong value.
         allow_pickle: Whether to load pickles, which can execute code.
-        bytes_as_views: Whether bytes come as read-only memoryviews of the buffer, too.
-        key: The key that the entry was encoded with; it counts only if `verify` is set.
+        bytes_as_views: Whether to return bytes as read-only memoryviews of the buffer as well.
+        key: The key that the entry was encoded with; it is checked only if `verify` is set.
 
     Raises:
         DamagedError: The entry is damaged or truncated, or belongs to another key or format.
-        PickledError: It holds a pickle, which is not allowed.
-        DataError: It holds a type that is not registered.
+        PickledError: The entry holds a pickle, but pickles are not allowed.
+        DataError: The entry holds a type that is not registered.
     """
     view = memoryview(buffer).cast("B").toreadonly()
     try:
@@ -183,7 +183,7 @@ def decode(
 
 
 def in_batches(entries: Iterable[tuple[Name, bytes]], num_bytes: int) -> Iterator[list[tuple[Name, bytes]]]:
-    """Yield entries in lists, each of which is complete when its contents are `num_bytes` long or longer.
+    """Yield lists of entries. A list is complete once its contents have at least `num_bytes` bytes.
 
     >>> list(in_batches([("a", b"1234"), ("b", b"5"), ("c", b"6")], 5))
     [[('a', b'1234'), ('b', b'5')], [('c', b'6')]]
@@ -202,7 +202,7 @@ def in_batches(entries: Iterable[tuple[Name, bytes]], num_bytes: int) -> Iterato
 
 
 class _Writer:
-    """Converts values to what MessagePack knows, and collects the contents that are stored after the header."""
+    """Converts values to types of MessagePack, and collects the contents that are stored after the header."""
 
     def __init__(self, allow_pickle: bool, checks_leaves: bool = False) -> None:
         self.parts: list[Any] = []
@@ -212,7 +212,7 @@ class _Writer:
         self._level = 0
 
     def add(self, content: Any) -> int:
-        """Return the offset of a content from the end of the header."""
+        """Append a content, and return its offset from the end of the header."""
         padding = -self.end % _ALIGNMENT
         if padding:
             self.parts.append(bytes(padding))
@@ -289,7 +289,7 @@ _WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
 
 
 class _Reader:
-    """The bytes after a header, and how to make values of the header and of them."""
+    """Decodes the header and the contents after it."""
 
     __slots__ = ("_left", "allow_pickle", "bytes_as_views", "memory")
 
@@ -318,7 +318,7 @@ class _Reader:
         return span
 
     def copies(self, packed: Any) -> Any:
-        """Return a value with copies of bytes instead of views."""
+        """Return a value in which bytes are copies instead of views."""
         return _Reader(self.memory, self.allow_pickle, left=self._left).value(packed)
 
 
@@ -349,7 +349,7 @@ def _read_pickle(reader: _Reader, content: memoryview) -> Any:
 
 
 def _read_array(reader: _Reader, content: memoryview) -> NDArray[Any]:
-    """Return an array, a view of the contents."""
+    """Return an array that is a view of the contents."""
     dtype, shape, start, is_fortran = _unpack(content)
     kind, num_bytes = _layout(dtype, tuple(shape))
     array: NDArray[Any]
@@ -433,7 +433,7 @@ def _dtype_of(text: str) -> np.dtype[Any]:
 
 
 def _checked(description: Any) -> Any:
-    """Return the description of a dtype as NumPy needs it: with tuples instead of lists, and without objects."""
+    """Return the description of a dtype in the form that NumPy needs: with tuples instead of lists, and no objects."""
     if isinstance(description, str):
         if not _DTYPE.fullmatch(description):
             raise ValueError(f"{description!r} is not a dtype")
@@ -460,8 +460,8 @@ def _write_tensor(writer: _Writer, tensor: torch.Tensor) -> Ext:
 
 
 def _image_as_plain(image: Image.Image) -> tuple[Any, ...]:
-    """Return mode, size, pixels, palette and the entries of `info` that are plain data (transparency, EXIF, ...)."""
-    content = image.tobytes()  # which also reads the palette of a file
+    """Return mode, size, pixels, palette, and the entries of `info` that are plain data (transparency, EXIF, ...)."""
+    content = image.tobytes()  # this also loads the palette from the file
     palette = None
     if image.mode in ("P", "PA") and image.palette is not None:
         palette = image.palette.mode, bytes(image.getpalette(image.palette.mode) or b"")
@@ -470,7 +470,7 @@ def _image_as_plain(image: Image.Image) -> tuple[Any, ...]:
 
 
 def _image_of(plain: tuple[Any, ...]) -> Image.Image:
-    """Return the image that `_image_as_plain` has converted; the class and format of its file are lost."""
+    """Return the image that `_image_as_plain` converted, without the class and format of its file."""
     mode, (width, height), content, palette, info = plain
     if not 0 <= width * height <= 8 * len(content):
         raise ValueError(f"{len(content)} bytes are no image of {width} x {height} pixels")

@@ -16,12 +16,12 @@ from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.decoding import decode_member
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "<missing>"})()
-# Numbers of one type are an array; other columns are the values in JSON, and an empty text for a missing value.
+# An array if all values are numbers of one type; otherwise the values in JSON, with an empty text for a missing one.
 Column: TypeAlias = NDArray[Any] | PackedStrings
 
 
 def column_of(values: Sequence[Any]) -> Column:
-    """Return the column of some values, of which `MISSING` is one that a sample lacks."""
+    """Return the column of the given values, where `MISSING` marks a missing value."""
     kinds = set(map(type, values))
     if kinds in ({int}, {float}, {bool}):
         return np.array(values, dtype={int: np.int64, float: np.float64, bool: np.bool_}[kinds.pop()])
@@ -29,7 +29,7 @@ def column_of(values: Sequence[Any]) -> Column:
 
 
 def joined_column(parts: Sequence[Column]) -> Column:
-    """Return the values of several columns, one column after the other."""
+    """Return the values of several columns, concatenated."""
     parts = [part for part in parts if len(part)] or parts[:1]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if len(arrays) == len(parts) and len({part.dtype for part in arrays}) == 1:
@@ -41,13 +41,13 @@ def joined_column(parts: Sequence[Column]) -> Column:
 
 
 def missing_in(column: Column) -> NDArray[np.intp]:
-    """Return the positions of the samples that lack the value."""
+    """Return the positions of the samples without the value."""
     ends = np.arange(1, len(column) + 1) if isinstance(column, np.ndarray) else column.arrays()[0]
     return np.flatnonzero(np.diff(ends, prepend=0) == 0)
 
 
 def values_of(column: Column) -> NDArray[Any]:
-    """Return the values as `as_column` returns them, with None for missing ones."""
+    """Return the values in the form of `as_column`, with None for missing ones."""
     if isinstance(column, np.ndarray) and len(column):
         return column
     return as_column([json.loads(text) if text else None for text in column])
@@ -64,19 +64,19 @@ class ColumnBuilder:
     def __init__(self, url: str, names: Iterable[str]) -> None:
         self._url = url
         self._values: dict[str, list[Any]] = {name: [] for name in names}
-        self._there: set[str] = set()  # what could have been meant by a column that no sample has
+        self._there: set[str] = set()  # entries to suggest for a column that no sample has
 
     def needs(self, field: str) -> bool:
         """Return whether the content of a field is needed."""
         return any(name == field or name.startswith(f"{field}.") for name in self._values)
 
     def add(self, key: str, contents: Mapping[str, bytes], number: int | None = None) -> None:
-        """Add a sample, or members of an earlier one, with the contents of the members by field.
+        """Add a sample, or members of an earlier one, given the contents of the members by field.
 
-        Fields that are not needed may be missing. `number` is that of the sample; None is a new one.
+        Fields that are not needed may be missing. `number` is the number of the sample; None adds a new one.
 
         Raises:
-            DataError: A member cannot be decoded, or a value cannot be kept.
+            DataError: A member cannot be decoded, or a value cannot be stored.
         """
         decoded: dict[str, Any] = {}
         for name, values in self._values.items():
@@ -125,7 +125,7 @@ class ColumnBuilder:
 
 
 def check_columns(columns: Any) -> tuple[str, ...]:
-    """Return the names of columns, each once.
+    """Return the column names without duplicates.
 
     Raises:
         TypeError: They are not names.

@@ -1,4 +1,4 @@
-"""Decode members by their extension: numbers, texts, JSON, arrays and tensors. No code in them is executed."""
+"""Decode members by their extension: numbers, texts, JSON, arrays and tensors. No code in members is executed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ JSON = frozenset({"json", "jsn"})
 TENSORS = frozenset({"pth", "pt"})
 MARKUP = frozenset({"html", "htm"})
 INTEGER = re.compile(r"-?[0-9]+")
-_LEAST_TENSORS = 1 << 24  # bytes that the tensors of the smallest file may have
-_UNBOUNDED = re.compile(rb"\n(bytearray|encode)\n")  # functions that pickles of `weights_only` may call
+_LEAST_TENSORS = 1 << 24  # tensors may always have this many bytes, however small their file
+_UNBOUNDED = re.compile(rb"\n(bytearray|encode)\n")  # functions that pickles may call under `weights_only`
 
 
 def decode_member(field: str, content: bytes, *, decode: bool = True) -> Any:
-    """Return the value of a member: a number, text, JSON, an array or tensors; the bytes for other extensions.
+    """Return the value of a member: a number, text, JSON, an array or tensors; for other extensions, the bytes.
 
-    A class (`.cls`) that is not a number is a class name.
+    A `.cls` member that is not a number is a class name.
 
     Args:
-        field: The extension; only its last part counts.
+        field: The extension, of which only the last part is used.
         content: The bytes of the member.
         decode: False returns the bytes of all members except numbers.
 
@@ -76,12 +76,12 @@ def _kind_of(field: str) -> str:
 def _npy(content: bytes) -> NDArray[Any]:
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
-    # Headers of version 3 differ from those of version 2 in the encoding of names, which changes no size.
+    # Headers of version 3 differ from version 2 only in the encoding of names, which does not affect the size.
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("the array holds objects, which only pickle could load")
-    # NumPy allocates the declared size before it checks how many bytes there are.
+    # NumPy allocates the declared size before it checks the number of bytes.
     num_there = len(content) - file.tell()
     if min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) > num_there:
         raise ValueError(f"the header declares an array of {dtype} {list(shape)}, but {num_there} bytes follow it")
@@ -90,7 +90,7 @@ def _npy(content: bytes) -> NDArray[Any]:
 
 
 def _pth(content: bytes) -> Any:
-    # torch stores tensors uncompressed, so a file that unpacks to more than its size was not written by torch.
+    # torch stores tensors uncompressed, so a file whose contents exceed its size was not written by torch.
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
@@ -113,7 +113,7 @@ def _pth(content: bytes) -> Any:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield each tensor in a value once."""
+    """Yield the tensors in a value, each once."""
     waiting = [value]
     seen = set[int]()
     while waiting:

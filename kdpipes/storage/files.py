@@ -1,4 +1,4 @@
-"""Files by URL, local or remote: read, list, identify by version, write atomically, and lock."""
+"""Access files by local path or URL: read, list, identify by version, write atomically, and lock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from kdpipes.storage.retries import (
 )
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
-# By zlib-ng where it is installed (extra `fast`), which takes 2 in place of 25 us for a JPEG of 107 KB.
+# Use zlib-ng if it is installed (extra `fast`): it takes 2 instead of 25 us for a JPEG of 107 KB.
 try:
     from zlib_ng.zlib_ng import crc32 as crc32
 except ImportError:
@@ -50,35 +50,35 @@ except ImportError:
 
 Result = TypeVar("Result")
 
-_LISTING = 1 << 27  # bytes that responses of unknown size may have
-_NUM_LISTED = 16  # folders at a time
-# Names that begin with a dot, and files of macOS, Windows, Linux and Synology's photo station.
+_LISTING = 1 << 27  # maximum size of a response of unknown size
+_NUM_LISTED = 16  # number of folders listed at a time
+# Names that begin with a dot, and metadata of macOS, Windows, Linux and Synology.
 _HIDDEN = re.compile(
     r"(^|/)(\.|(__MACOSX|lost\+found|@eaDir|\$RECYCLE\.BIN|System Volume Information)/|(Thumbs\.db|desktop\.ini)$)"
 )
 _GLOB = re.compile(r"[*?\[]")
-CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows has none
-_POLL_S = 0.01  # between two attempts to get a lock
+CAN_HOLD = importlib.util.find_spec("fcntl") is not None  # Windows does not have it
+_POLL_S = 0.01  # seconds between two attempts to acquire a lock
 
 
 class ReplacedError(DataError):
-    """A shard is no longer what it was when its index was read."""
+    """A shard has changed since its index was read."""
 
 
 def reader_of(url: str) -> Reader:
-    """Return the reader of a file: of a local one, of an object through obstore, or of any other one through fsspec."""
+    """Return the reader of a file: a local reader, or a remote one through obstore or fsspec."""
     return LocalReader(url) if is_local(url) else remote_reader(url, *filesystem_of(url))
 
 
 def stat_of(url: str, *, num_tries: int = NUM_TRIES) -> Stat:
-    """Return size, version and date of a file; file systems may take them from a listing.
+    """Return the size, version and date of a file. File systems may take them from a listing.
 
     Raises:
         FileNotFoundError: The file does not exist.
         DataError: The file system cannot be reached.
     """
     if is_local(url):
-        # Caches ask for the version of each sample's file, so there are few calls.
+        # Caches ask for the version of each sample's file, so this makes as few calls as possible.
         try:
             status = os.stat(url)  # noqa: PTH116
         except OSError as error:
@@ -94,7 +94,7 @@ def version_of(url: str, *, num_tries: int = NUM_TRIES) -> Version:
 
 
 def reject_other(url: str, version: Version) -> None:
-    """Raise if a remote shard is of another version than when its index was read."""
+    """Raise if the version of a remote shard differs from the one that was indexed."""
     try:
         forget_listings([url])
         now = version_of(url)
@@ -109,7 +109,7 @@ def reject_other(url: str, version: Version) -> None:
 
 
 def file_stamp(url: str) -> str:
-    """Return a text that identifies a local file and its version; for a remote file, only its identity."""
+    """Return text that identifies a local file and its version. For a remote file, it identifies only the file."""
     if not is_local(url):
         return identity_of(url)
     path = os.path.abspath(url)  # noqa: PTH100 - links stay
@@ -123,13 +123,13 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES, size: int = -1, max_bytes:
     Args:
         url: A path or URL.
         num_tries: The maximum number of requests.
-        size: The size of a remote file by its listing; -1 if it is unknown. If fewer bytes come, they are requested
-            again.
-        max_bytes: The maximum size of a remote file, so that a body without an end does not fill the memory.
+        size: The size of a remote file according to its listing; -1 if unknown. If fewer bytes arrive, they are
+            requested again.
+        max_bytes: The maximum size of a remote file, so that an endless response does not fill the memory.
     """
     with naming(url):
         if is_local(url):
-            # A reader would cost five more calls for each sample.
+            # A `Reader` would cost five more calls per sample.
             with open(url, "rb", buffering=0) as file:  # noqa: PTH123 - a `Path` takes a quarter longer
                 return file.readall()
         reader = reader_of(url)
@@ -147,7 +147,7 @@ def read_url(url: str, *, num_tries: int = NUM_TRIES, size: int = -1, max_bytes:
 
 
 def if_there(read: Callable[[str], Result], url: str) -> Result | None:
-    """Return what `read` returns of a file, or None if the file is missing."""
+    """Return the result of `read` for a file, or None if the file is missing."""
     try:
         return read(url)
     except (FileNotFoundError, NotADirectoryError):
@@ -159,7 +159,7 @@ def if_there(read: Callable[[str], Result], url: str) -> Result | None:
 
 
 def matching_urls(urls: Sequence[str]) -> list[str]:
-    """Return the URLs with each glob ("birds-*.tar") replaced by the files that match it, sorted.
+    """Return the URLs, with each glob ("birds-*.tar") replaced by the matching files in sorted order.
 
     Raises:
         FileNotFoundError: No file matches.
@@ -168,7 +168,7 @@ def matching_urls(urls: Sequence[str]) -> list[str]:
 
 
 def _matching(pattern: str) -> list[str]:
-    # In remote URLs, `?` and `[` may be part of a query; local files may be named like a pattern.
+    # In remote URLs, `?` and `[` may be part of a query. Local files may be named like a pattern.
     if not (_GLOB.search(pattern) and not Path(pattern).exists() if is_local(pattern) else "*" in pattern):
         return [pattern]
     if is_local(pattern):
@@ -185,7 +185,7 @@ def _matching(pattern: str) -> list[str]:
 
 
 def forget_listings(urls: Sequence[str]) -> None:
-    """Drop the listings of remote folders that file systems have cached."""
+    """Drop the listings of remote folders cached by file systems."""
     for url in {url.rpartition("/")[0]: url for url in urls if not is_local(url)}.values():
         with naming(url):
             filesystem, path = filesystem_of(url)
@@ -196,7 +196,7 @@ def forget_listings(urls: Sequence[str]) -> None:
 def list_files(root: str, suffixes: Sequence[str], found: Iterable[str] = ()) -> list[str]:
     """Return the files below `root` that end with one of `suffixes` (lower case), sorted, without hidden ones.
 
-    `found` are the files of a listing, if one is known.
+    `found` are the files in a listing, if there already is one.
     """
     found = found or (_list_local(root) if is_local(root) else list_versions(root))
     return sorted(path for path in found if path.lower().endswith(tuple(suffixes)) and not is_hidden(path))
@@ -212,7 +212,7 @@ def is_hidden(path: str) -> bool:
 
 
 def list_versions(root: str) -> dict[str, Version]:
-    """Return the version of each file below a remote folder, by its path there; sub-folders are listed in parallel."""
+    """Return the version of each file below a remote folder by relative path. Subfolders are listed in parallel."""
     with naming(root):
         filesystem, path = filesystem_of(root)
         filesystem.invalidate_cache(path)
@@ -253,7 +253,7 @@ def _list_local(root: str) -> Iterator[str]:
     seen: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(root, followlinks=True, onerror=_raise):
         status = Path(folder).stat()
-        if (status.st_dev, status.st_ino) in seen:  # a link that leads back
+        if (status.st_dev, status.st_ino) in seen:  # a link to a folder above it
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
@@ -269,7 +269,7 @@ def _raise(error: OSError) -> None:
 
 @contextmanager
 def naming(url: str) -> Iterator[None]:
-    """Replace errors of any class (botocore's and aiohttp's are not OSErrors) by ones that name `url`."""
+    """Replace errors of any class (botocore's and aiohttp's are not OSErrors) with errors that name `url`."""
     try:
         yield
     except Exception as error:
@@ -296,7 +296,7 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
 
 
 def write_url(url: str, content: bytes) -> None:
-    """Write a whole file atomically; an existing file is replaced."""
+    """Write a whole file atomically, replacing an existing one."""
     if is_local(url):
         replace_file(Path(url), content)
     else:
@@ -305,10 +305,10 @@ def write_url(url: str, content: bytes) -> None:
 
 
 def create_url(url: str, content: bytes) -> bytes:
-    """Write a remote file unless it exists, and return what it holds afterwards.
+    """Write a remote file unless it exists, and return its content afterwards.
 
-    S3, GCS and some others let only one of several writers create a file. Where the storage cannot do that, all of them
-    write, the last one wins, and the others see its content.
+    S3, GCS and some others let only one of several writers create a file. If the storage does not support this, all of
+    them write, the last write wins, and the other writers see its content.
     """
     filesystem, path = filesystem_of(url)
 
@@ -330,7 +330,7 @@ def create_url(url: str, content: bytes) -> bytes:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the local folder for data that later runs can use; it may not exist yet."""
+    """Return the local folder for data that later runs can use. It may not exist yet."""
     return Path(os.environ.get("KDPIPES_CACHE_DIR") or _user_cache()).expanduser() / name
 
 
@@ -339,18 +339,18 @@ def _user_cache() -> Path:
 
 
 def cached_name(url: str, *details: str) -> str:
-    """Return the name under which the local cache keeps something of a URL, without its signature."""
+    """Return the name in the local cache for data of a URL, without the URL's signature."""
     text = "\n".join([identity_of(url), *details]).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def make_cache_folder(path: Path) -> None:
-    """Make a folder for copies of data; below the user's own cache folder, other users cannot read it."""
+    """Create a folder for copies of data. Below the user's own cache folder, it is not readable by other users."""
     path.mkdir(mode=0o700 if path.is_relative_to(_user_cache()) else 0o777, parents=True, exist_ok=True)
 
 
 def pread(descriptor: int, size: int, offset: int) -> bytes:
-    """Return `size` bytes at `offset`, or fewer at the end: the system returns at most 2 GiB per call."""
+    """Return `size` bytes at `offset`, or fewer at the end. One system call returns at most 2 GiB."""
     content = _pread(descriptor, size, offset)
     while len(content) < size and (more := _pread(descriptor, size - len(content), offset + len(content))):
         content += more
@@ -363,13 +363,13 @@ _seeking = threading.Lock()
 def _pread(descriptor: int, size: int, offset: int) -> bytes:
     if hasattr(os, "pread"):
         return os.pread(descriptor, size, offset)
-    with _seeking:  # threads share the descriptor, and with it the place in the file
+    with _seeking:  # threads share the descriptor, and with it the position in the file
         os.lseek(descriptor, offset, os.SEEK_SET)
         return os.read(descriptor, size)
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
-    """Write all bytes: one call of the system may write fewer."""
+    """Write all bytes, because one system call may write fewer."""
     view = memoryview(content)
     while view.nbytes:
         view = view[os.write(descriptor, view) :]
@@ -377,10 +377,10 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 @contextmanager
 def draft_of(path: Path, draft: Path | None = None) -> Iterator[Path]:
-    """Yield the path at which to write a draft of a file; a draft that has not been moved is removed.
+    """Yield a path at which to write a draft of a file. If the draft is not moved away, it is removed.
 
-    The draft must be in the same file system as the file. By default, it is hidden beside it as `.NAME.RANDOM.part`, a
-    name by which leftovers of killed processes are recognized.
+    The draft must be in the same file system as the file. By default, it is a hidden file in the same folder,
+    `.NAME.RANDOM.part`. Leftovers of killed processes are recognized by this name.
     """
     draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
@@ -390,9 +390,10 @@ def draft_of(path: Path, draft: Path | None = None) -> Iterator[Path]:
 
 
 def replace_file(path: Path, content: bytes, *, is_synced: bool = False) -> None:
-    """Write a file atomically; an existing file is replaced.
+    """Write a file atomically, replacing an existing one.
 
-    If `is_synced`, the content is on the disk before the name is, so that a loss of power cannot part them.
+    With `is_synced`, the content is flushed to disk before the name appears, so that a power loss cannot leave an
+    incomplete file.
     """
     with draft_of(path) as draft:
         with draft.open("wb") as file:
@@ -404,7 +405,7 @@ def replace_file(path: Path, content: bytes, *, is_synced: bool = False) -> None
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Write a file atomically, unless it exists: of several processes, the first one decides."""
+    """Write a file atomically unless it exists. If several processes write it, the first one wins."""
     with draft_of(path) as draft:
         draft.write_bytes(content)
         try:
@@ -414,19 +415,19 @@ def create_file(path: Path, content: bytes) -> None:
         except FileNotFoundError:
             if not path.exists():  # a faster process may have removed the draft
                 raise
-        except OSError:  # of file systems without hard links
+        except OSError:  # some file systems have no hard links
             draft.replace(path)
 
 
 @contextmanager
 def locked(path: Path, *, timeout_s: float | None = None) -> Iterator[bool]:
-    """Hold an exclusive lock on a file between processes and threads, and yield whether it is held.
+    """Hold an exclusive lock on a file, across processes and threads, and yield whether it was acquired.
 
-    The lock ends with the process, however that ends; the file stays.
+    The lock is released when the process ends, even if it is killed. The file remains.
 
     Args:
-        path: The lock file, which is created; never a file with data.
-        timeout_s: How long to wait for the lock; None is without a limit.
+        path: The lock file, which is created. It must not hold data.
+        timeout_s: The maximum number of seconds to wait for the lock; None means no limit.
     """
     lock = FileLock(path)
     try:
@@ -445,16 +446,16 @@ _files: weakref.WeakSet[HeldFile] = weakref.WeakSet()
 
 
 class HeldFile:
-    """An open data file that readers share and one writer holds alone, between processes and threads.
+    """An open data file with a lock, shared by readers or exclusive to one writer, across processes and threads.
 
-    `locked` cannot do this: filelock's locks are exclusive, and its lock files must not be moved. A forked process does
-    not inherit the hold.
+    `locked` does not suffice here: filelock's locks are exclusive, and its lock files must not be moved. A forked
+    process does not inherit the lock.
     """
 
     def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
         self.path = path
         self.is_alone = False
-        with _opening:  # a fork in between would leave the file, and later its lock, to the child
+        with _opening:  # a fork in between would pass the file, and later its lock, to the child
             self.descriptor = os.open(path, flags, 0o666)
             self._release = weakref.finalize(self, _let_go, self.descriptor)
             _files.add(self)
@@ -466,11 +467,11 @@ class HeldFile:
         self.close()
 
     def hold_together(self, *, waits: bool = True) -> bool:
-        """Share the file with other readers; return whether that worked, at once unless `waits`."""
+        """Acquire a shared lock, and return whether that succeeded; return at once unless `waits`."""
         return self._hold(is_alone=False, waits=waits)
 
     def hold_alone(self) -> bool:
-        """Hold the file against all others; return at once whether that worked."""
+        """Try to acquire an exclusive lock, and return at once whether that succeeded."""
         return self._hold(is_alone=True, waits=False)
 
     def _hold(self, *, is_alone: bool, waits: bool) -> bool:
@@ -485,27 +486,27 @@ class HeldFile:
         return True
 
     def is_in_place(self) -> bool:
-        """Return whether its path still leads to this file."""
+        """Return whether the path still leads to this file."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
         except FileNotFoundError:
             return False
 
     def num_bytes(self) -> int:
-        """Return its length."""
+        """Return the length of the file."""
         return os.fstat(self.descriptor).st_size
 
     def remove(self) -> None:
-        """Delete the file, and free its space even if another process has it open. Only for files held alone."""
+        """Delete the file, and free its space even if another process has it open. Requires an exclusive lock."""
         self.path.unlink(missing_ok=True)
         os.ftruncate(self.descriptor, 0)
 
     def close(self) -> None:
-        """Close the file, which ends the hold."""
+        """Close the file and release the lock."""
         self._release()
 
     def disown(self) -> None:
-        """Close the file, but leave the hold to the process that this one was forked from."""
+        """Close the file, but leave the lock to the parent process from which this one was forked."""
         if self._release.detach() is not None:
             os.close(self.descriptor)
 
@@ -520,7 +521,7 @@ def _let_go(descriptor: int) -> None:
 
 
 def _disown() -> None:
-    """Close the parent's held files in a forked process: their locks would outlive the parent."""
+    """Close the parent's locked files in a forked process; otherwise their locks would outlive the parent."""
     for file in list(_files):
         file.disown()
     _files.clear()

@@ -1,7 +1,7 @@
-"""File systems of fsspec: found by URL, kept out of private networks, and read with checks.
+"""File systems of fsspec: looked up by URL, kept out of private networks, and read with checks.
 
-fsspec returns only the bytes of a response. What HTTP servers and S3 say about them (`Content-Range`, `ETag`) is needed
-to notice another version of the file, a wrong range, or a body without an end.
+fsspec returns only the bytes of a response. The metadata from HTTP servers and S3 (`Content-Range`, `ETag`) is needed
+to detect another version of the file, a wrong range, or an endless body.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from kdpipes.storage.readers import WHOLE, Response, Stat, Wanted, stat_in
 from kdpipes.storage.retries import PrivateHostError, WrongResponseError, in_time, on_loop
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
-_MANY = 4_096  # URLs
-_EXPECTED = 1 << 23  # bytes that a whole file is expected to have
-_STEP = 1 << 20  # bytes that are skipped at a time
-_PART, _MISSING = 206, 404  # of HTTP
+_MANY = 4_096  # maximum number of remembered URLs
+_EXPECTED = 1 << 23  # assumed size of a whole file, for the time limit
+_STEP = 1 << 20  # number of bytes skipped at a time
+_PART, _MISSING = 206, 404  # HTTP status codes
 _EXTRAS = {
     "gs": "gcs",
     "gcs": "gcs",
@@ -44,7 +44,7 @@ _EXTRAS = {
     **dict.fromkeys(("abfs", "abfss", "az", "adl"), "azure"),
 }
 _HTTP = ("http", "https")
-_PUBLIC, _PRIVATE, _LOOPBACK, _LINK_LOCAL = range(4)  # how private an address is
+_PUBLIC, _PRIVATE, _LOOPBACK, _LINK_LOCAL = range(4)  # how private an address is, from the least to the most
 _ALLOWED = "KDPIPES_ALLOW_PRIVATE_HOSTS"
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _METADATA = {"100.100.100.200", "fd00:ec2::254"}  # metadata servers of clouds, besides 169.254.169.254
@@ -56,7 +56,7 @@ class _Known(NamedTuple):
     settings: dict[str, Any]
 
     def is_current(self, settings: dict[str, Any]) -> bool:
-        """Return whether fsspec would return the same file system now."""
+        """Return whether fsspec would still return the same file system."""
         kind = type(self.filesystem)
         is_kept = not kind.cachable or kind._cache.get(self.filesystem._fs_token) is self.filesystem
         return self.process == os.getpid() and self.settings == settings and is_kept
@@ -67,11 +67,12 @@ _own = threading.local()
 
 
 def filesystem_of(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path there, like `fsspec.core.url_to_fs`, but faster when called again.
+    """Return the file system of a URL and the path in it, like `fsspec.core.url_to_fs`, but faster when repeated.
 
-    The options are those of `current_access`. Threads share asynchronous file systems; of others, each thread has its
-    own. One is used for all URLs of a protocol, unless they hold more than the place of a file (`sftp://user@host/`).
-    Changes of `fsspec.config.conf` and `clear_instance_cache()` take effect at the next call.
+    The options are those of `current_access`. Asynchronous file systems are shared by threads; other file systems are
+    created per thread. One file system serves all URLs of a protocol, unless URLs contain more than the location of a
+    file (`sftp://user@host/`). Changes of `fsspec.config.conf` and `clear_instance_cache()` take effect at the next
+    call.
     """
     options = current_access().storage_options
     token = current_access().token
@@ -87,29 +88,29 @@ def filesystem_of(url: str) -> tuple[Any, str]:
         known = table.get(of_all) or table.get(of_one)
         if known is not None and known.is_current(settings):
             return known.filesystem, known.filesystem._strip_protocol(url)
-    if "::" in url:  # fsspec would read it as a chain
+    if "::" in url:  # fsspec would parse it as a chained URL
         return filesystem_of(".")[0], os.path.abspath(url)  # noqa: PTH100 - links stay
     filesystem, path = fsspec.core.url_to_fs(url, **_guard(protocol) | options)
     table = _shared if getattr(filesystem, "async_impl", False) else mine
     if len(table) >= _MANY:
         table.clear()
-    # A file system that parses URLs itself may find a user or a host there, so its entry is kept per URL.
+    # A file system that parses URLs itself may take a user or a host from them, so its entry is stored per URL.
     is_for_all = type(filesystem)._get_kwargs_from_urls is AbstractFileSystem._get_kwargs_from_urls
     name = of_all if is_for_all else of_one
     table[name] = _Known(filesystem, os.getpid(), dict(settings))
     return filesystem, path
 
 
-# fsspec offers `_parent`, `_strip_protocol` and the like by private names only; `AbstractFileSystem` defines them all.
+# fsspec offers `_parent`, `_strip_protocol` etc. only as private names; `AbstractFileSystem` defines all of them.
 
 
 def parent_of(filesystem: Any, path: str) -> str:
-    """Return the folder of a path, as the file system names it in its listings."""
+    """Return the folder of a path, as named in the listings of the file system."""
     return str(filesystem._parent(path))
 
 
 def check_filesystem(param: str, url: str) -> None:
-    """Raise if fsspec does not know a protocol of `url`, or its package is not installed. No connection is made.
+    """Raise if fsspec does not know a protocol of `url`, or its package is not installed, without connecting.
 
     Raises:
         ImportError: The package is missing.
@@ -133,7 +134,7 @@ def check_filesystems(param: str, urls: Iterable[str]) -> None:
 
 
 def not_installed(url: str, error: ImportError) -> ImportError:
-    """Return the error for a URL whose file system is not installed, with the command that installs it."""
+    """Return the error for a URL whose file system is not installed, including the command that installs it."""
     protocols = (fsspec.core.split_protocol(part)[0] for part in url.split("::"))
     extra = next((_EXTRAS[protocol] for protocol in protocols if protocol in _EXTRAS), None)
     hint = "" if extra is None else f' `pip install "kdpipes[{extra}]"`.'
@@ -141,7 +142,7 @@ def not_installed(url: str, error: ImportError) -> ImportError:
 
 
 def _guard(protocol: str) -> dict[str, Any]:
-    """Return the options that keep HTTP out of private networks, unless the user has configured `get_client`."""
+    """Return options that keep HTTP out of private networks, unless the user has configured `get_client`."""
     if protocol not in _HTTP or "get_client" in fsspec.config.conf.get(protocol, {}):
         return {}
     origin = current_access().origin
@@ -149,9 +150,9 @@ def _guard(protocol: str) -> dict[str, Any]:
 
 
 async def _guarded_client(*, origin: str = "", **kwargs: Any) -> Any:
-    """Return fsspec's HTTP client with these checks; a connector in `client_kwargs` is used unchanged.
+    """Return fsspec's HTTP client with these checks. A connector in `client_kwargs` is used unchanged.
 
-    `origin` is the URL of the list that names the hosts of the requests; empty if the user names them.
+    `origin` is the URL of the list that names the hosts, or empty if the user names them.
     """
     import aiohttp
     from fsspec.implementations.http import get_client
@@ -172,7 +173,7 @@ async def _guarded_client(*, origin: str = "", **kwargs: Any) -> Any:
     async def on_start(session: Any, context: Any, params: Any) -> None:
         host = params.url.host or ""
         address = _address_in(host)
-        if address is not None:  # the resolver checks names; it never sees addresses
+        if address is not None:  # the resolver checks names, but never sees literal addresses
             await check(host, [address])
 
     trace = aiohttp.TraceConfig()
@@ -185,7 +186,7 @@ async def _guarded_client(*, origin: str = "", **kwargs: Any) -> Any:
 
 
 def _address_in(host: str) -> str | None:
-    """Return the address that a host is written as, in any notation that the system reads; None for a name.
+    """Return the IP address denoted by a host, in any notation that the system accepts; None for a name.
 
     >>> _address_in("2852039166"), _address_in("0251.0376.43518"), _address_in("fe80::1%eth0"), _address_in("localhost")
     ('169.254.169.254', '169.254.169.254', 'fe80::1%eth0', None)
@@ -218,15 +219,15 @@ def check_hosts(
 ) -> None:
     """Raise an error if a request must not be sent.
 
-    Requests never go to link-local addresses, where clouds hand out credentials. A redirect may lead to a private or
-    loopback address only from an address that is at least as private.
+    Link-local addresses are always blocked, because clouds hand out credentials there. A redirect to a private or
+    loopback address is allowed only from an address that is at least as private.
 
     Args:
         host: The host of the request.
-        addresses: The addresses of `host`; empty if only a proxy can resolve it.
+        addresses: The addresses of `host`; empty if only a proxy can resolve the name.
         origin: The host that redirects, or the list that names the host; empty if the user names it.
         origin_addresses: The addresses of `origin`.
-        verb: What `origin` does.
+        verb: The verb for `origin` in the error, such as "redirects to".
     """
     allowed = _LOOPBACK if origin_addresses is None else min(map(_privacy_of, origin_addresses), default=_PUBLIC)
     if max(map(_privacy_of, addresses), default=_PUBLIC) <= min(allowed, _LOOPBACK) or os.environ.get(_ALLOWED) == "1":
@@ -246,7 +247,7 @@ def _privacy_of(address: str) -> int:
 
 
 def _embedded_in(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address leads to: a mapped one, or one behind 6to4 or NAT64."""
+    """Return the IPv4 address embedded in an IPv6 address, whether mapped, 6to4 or NAT64; otherwise None."""
     if isinstance(address, ipaddress.IPv4Address):
         return None
     if address in _NAT64:
@@ -264,7 +265,7 @@ async def _addresses_of(host: str) -> list[str]:
 
 @dataclass
 class FsspecReader:
-    """A file that a file system of fsspec reads, within the time limit."""
+    """A file read through a file system of fsspec, within the time limit."""
 
     url: str
     filesystem: Any
@@ -276,12 +277,12 @@ class FsspecReader:
 
     @property
     def has_ranges(self) -> bool:
-        """Whether its file system reads ranges, as far as is known without a request."""
+        """Whether the file system reads ranges, as far as that is known without a request."""
         kind = type(self.filesystem)
         return getattr(kind, "async_impl", False) or kind.cat_file is not AbstractFileSystem.cat_file
 
     def stat(self) -> Stat:
-        """Ask for the entry of the file, which may come from a listing."""
+        """Return the metadata of the file, which may come from a listing."""
         info = ask(self.filesystem, "info", self.url, self.path)
         has_ranges = info.get("partial", True) if self._is_http else self.has_ranges
         return stat_in(info)._replace(has_ranges=has_ranges and info["size"] is not None)
@@ -290,9 +291,9 @@ class FsspecReader:
         """Make one request.
 
         Raises:
-            NoRangesError: The server has returned the whole file in response to a range request.
-            TooLargeError: A file that is wanted whole has too many bytes.
-            WrongResponseError: Other bytes came.
+            NoRangesError: The server returned the whole file in response to a range request.
+            TooLargeError: A whole file was requested and is too large.
+            WrongResponseError: The response does not contain the requested bytes.
             SilenceError: It takes longer than the time limit.
         """
         num_bytes = _EXPECTED if wanted.stop is None else wanted.most
@@ -308,8 +309,8 @@ class FsspecReader:
         return Response(content)
 
     def stream(self, start: int = 0) -> IO[bytes]:
-        """Open the file; where it cannot seek, the bytes before `start` are read, too."""
-        options = {"block_size": 0} if self._is_http else {}  # one response, no ranges
+        """Open the file at an offset. If it cannot seek, the bytes before `start` are read and skipped."""
+        options = {"block_size": 0} if self._is_http else {}  # a single response, without range requests
         file: IO[bytes] = self.filesystem.open(self.path, "rb", **options)
         if start and not self._is_http and file.seekable():
             file.seek(start)
@@ -325,21 +326,21 @@ class FsspecReader:
 
 
 def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, **kwargs: Any) -> Any:
-    """Call a method of a file system, such as "info", within the time limit; errors name `url`.
+    """Call a method of a file system, such as "info", within the time limit. Errors name `url`.
 
     Args:
         filesystem: An fsspec file system.
         method: The name of the method.
         url: The URL of the file.
         args: Positional arguments of the method.
-        num_bytes: The size of the response; large responses get more time.
+        num_bytes: The size of the response. Large responses are given more time.
         kwargs: Keyword arguments of the method.
 
     Raises:
         SilenceError: It takes longer than the time limit.
     """
     call = partial(getattr(filesystem, method), *args, **kwargs)
-    # fsspec generates the synchronous methods of asynchronous file systems; only these take a timeout.
+    # fsspec generates the synchronous methods of asynchronous file systems. Only these accept a timeout.
     is_generated = getattr(filesystem, "async_impl", False) and method in vars(filesystem)
     return on_loop(call, url, num_bytes) if is_generated else in_time(call, url, num_bytes)
 
@@ -384,7 +385,7 @@ _CHECKED: dict[str, Callable[[Any, str, Wanted], Awaitable[Response]]] = {
 
 
 async def _body(read: Callable[[int], Awaitable[bytes]], wanted: Wanted) -> bytes:
-    """Return a body, of which no more is read than it may have."""
+    """Return a response body, reading no more bytes than allowed."""
     parts: list[bytes] = []
     length = 0
     while part := await read(wanted.most + 1 - length):

@@ -13,8 +13,9 @@ from PIL import Image, UnidentifiedImageError
 
 from kdpipes.core import pickling
 
-# Pillow's formats that are read, the most frequent ones first. Of its other ones, EPS is a program that Pillow gives to
-# Ghostscript, WMF, BUFR, GRIB, HDF5 and MPEG have no decoder, and the others are too rare to accept in untrusted data.
+# The formats of Pillow that are read, the most frequent ones first. EPS is excluded because Pillow runs it as a program
+# in Ghostscript, WMF, BUFR, GRIB, HDF5 and MPEG because they have no decoder, and the others because they are too rare
+# to accept in untrusted data.
 _FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000"),
     *("DDS", "DIB", "ICO", "PCX", "QOI", "SGI", "SUN", "TGA"),
@@ -28,14 +29,14 @@ _SETTINGS = (
     ("PIL.PngImagePlugin", "MAX_TEXT_MEMORY"),
     ("PIL.TiffImagePlugin", "READ_LIBTIFF"),
 )
-_PROGRAMS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # PostScript, plain and in an EPS with a preview
+_PROGRAMS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # marks of PostScript: plain, and in an EPS with a preview
 
 
 def open_image(content: bytes | bytearray | memoryview) -> Image.Image:
-    """Open an image of a format that only holds pixels, or that a plugin outside of Pillow has registered.
+    """Open an image of a format that contains only pixels, or that a plugin outside of Pillow has registered.
 
     Raises:
-        UnidentifiedImageError: It is no such image.
+        UnidentifiedImageError: The content is not such an image.
     """
     Image.preinit()
     try:
@@ -43,7 +44,7 @@ def open_image(content: bytes | bytearray | memoryview) -> Image.Image:
     except UnidentifiedImageError as error:
         if bytes(content[:4]) in _PROGRAMS:
             raise UnidentifiedImageError("it is PostScript, a program, which is not run; convert it to PNG") from error
-        if not Image.init():  # rare formats are known by now
+        if not Image.init():  # False: all plugins, also those for rare formats, are already loaded
             raise
         return Image.open(io.BytesIO(content), formats=_formats(len(Image.OPEN)))
 
@@ -51,12 +52,12 @@ def open_image(content: bytes | bytearray | memoryview) -> Image.Image:
 def image_suffixes() -> tuple[str, ...]:
     """Return the suffixes of the formats that `open_image` reads, in lower case: ".jpg", ".png", ..."""
     Image.init()
-    formats = {*_formats(len(Image.OPEN)), "MPO"}  # which the reader of JPEG opens
+    formats = {*_formats(len(Image.OPEN)), "MPO"}  # the JPEG reader opens MPO
     return tuple(suffix for suffix, name in Image.registered_extensions().items() if name in formats)
 
 
 def dumps_with_pillow(value: Any) -> bytes:
-    """Return a pickle of a value for a new process, with Pillow's settings and the plugins that this process has."""
+    """Return a pickle of a value for a new process, along with this process's Pillow settings and plugins."""
     plugins = [(name, *Image.OPEN[name]) for name in Image.OPEN if not _is_pillows(name)]
     names = {name for name, *_ in plugins}
     suffixes = [(name, suffix) for suffix, name in Image.EXTENSION.items() if name in names]
@@ -67,12 +68,12 @@ def dumps_with_pillow(value: Any) -> bytes:
 
 
 def loads_with_pillow(content: bytes) -> Any:
-    """Return the value that `dumps_with_pillow` has pickled, and set up Pillow in this process as in that one."""
+    """Return the value pickled by `dumps_with_pillow`, and restore the Pillow settings of the sending process."""
     settings, plugins, suffixes, value = cloudpickle.loads(content)
     for module, name, setting in settings:
         setattr(import_module(module), name, setting)
     if plugins:
-        Image.init()  # later, it would replace plugins for formats of its own
+        Image.init()  # called later, it would replace plugins for formats of its own
     for plugin in plugins:
         Image.register_open(*plugin)
     for name, suffix in suffixes:

@@ -41,7 +41,7 @@ from kdpipes.storage.urls import identity_of, is_local, split_chain
 DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
 _FEW = 2  # the minimum number of shards in a folder to use its joint index
 _CHECKED = 4_000  # the maximum number of shards in a folder to check for changes with a listing
-_MAX_BYTES = 1 << 32  # of the local cache; joined indexes of 10^7 samples have several hundred MB
+_MAX_BYTES = 1 << 32  # maximum size of the local cache; the joined indexes of 10^7 samples have several hundred MB
 _LARGEST_HEADER = 1 << 24  # maximum bytes of an index besides its arrays
 _BETWEEN_SWEEPS = 64  # writes between two cleanups of the local cache
 _LONG_AGO_S = 24 * 3600.0
@@ -108,10 +108,10 @@ def current_index(url: str, version: Version) -> IndexFound:
 
 
 def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFound:
-    """Look for a shard's index beside it and in the local cache, without writing."""
+    """Look for a shard's index beside it and in the local cache, without writing anything."""
     indexes: list[tuple[str, ShardIndex]] = []
     damage: list[DataError] = []
-    # The shard contains the keys and columns of its index.
+    # Bound the size: everything in an index is also in its shard, except for a header.
     max_bytes = _LARGEST_HEADER + 2 * version.size if version.size >= 0 else MAX_BYTES
     for home in homes or index_homes(url):
         try:
@@ -138,12 +138,12 @@ def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFo
 def _may_fit(then: Version, now: Version, place: str, url: str) -> bool:
     """Return whether an index may describe a shard with a different tag, because both were copied.
 
-    An index older than its shard does not. Remote files cannot be compared further without reading the whole shard, so
+    An index older than its shard cannot. Remote files cannot be compared further without reading the whole shard, so
     their dates must be known. Local shards are compared by `is_index_of`.
     """
     if then.size != now.size:
         return False
-    if then.tag == now.tag:  # storage without tags
+    if then.tag == now.tag:  # the storage has no tags
         return True
     kind, kind_now = (version.tag.partition(":")[0] for version in (then, now))
     if is_local(url):
@@ -159,7 +159,7 @@ def _is_newer(place: str, url: str) -> bool:
 
 
 def kept_index(url: str) -> ShardIndex | None:
-    """Return the index of a shard, of any version, from the local cache; None if there is none."""
+    """Return the index of a shard, of any version, from the local cache, or None."""
     content = if_there(read_url, _cached_index(url))
     try:
         return None if content is None else ShardIndex.from_bytes(content, url)
@@ -190,10 +190,10 @@ def keep_index(url: str, version: Version) -> None:
 
 def put_index(url: str, index: ShardIndex) -> None:
     """Write an index beside its shard, or to the local cache if the storage is read-only."""
-    is_kept = Path(_cached_index(url)).exists()  # the cached index is read first
+    is_kept = Path(_cached_index(url)).exists()  # the cached index is preferred when reading
     try:
         write_url(index_url(url), index.to_bytes())
-    except Exception as error:  # any file system; it may be read-only
+    except Exception as error:  # any file system, which may be read-only
         _log.info("%s", masked(f"The index of {url} cannot be written beside it: {error}"))
         is_kept = True
     if is_kept:
@@ -205,16 +205,16 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
 
     Args:
         urls: The URLs of the shards.
-        is_current: Returns whether a catalog describes the current shards. Processes that ask at the same time, such as
-            the ranks of a job, wait for the first one and use its catalog.
-        join: Joins the indexes again.
+        is_current: A function that returns whether a catalog describes the current shards. Processes that ask at the
+            same time, such as the ranks of a job, wait for the first one and use its catalog.
+        join: A function that joins the indexes again.
     """
     path = cache_folder("indexes") / f"{cached_name(urls[0], *map(identity_of, urls))}.joined"
     note = path.with_suffix(".seen")
     asked = time.time()
     with ExitStack() as stack:
-        # Other processes that open the same shards wait, and then map the file of this one. If the cache is read-only,
-        # there is no lock, and each process joins the indexes itself.
+        # Other processes that open the same shards wait here, and then map this process's file. If the cache is
+        # read-only, there is no lock, and each process joins the indexes itself.
         with suppress(OSError):
             make_cache_folder(path.parent)
             stack.enter_context(locked(path.with_suffix(".lock")))
@@ -233,18 +233,18 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
             try:
                 replace_file(path, joined.to_bytes())
                 joined = Catalog.from_file(path)
-            except OSError:  # without the note, so that others do not trust an older file
+            except OSError:  # without the note, other processes do not trust the older file
                 return joined
             with suppress(OSError):
                 remove_oldest(path.parent)
         with suppress(OSError):
-            os.utime(path)  # protects it from `remove_oldest`
+            os.utime(path)  # protect it from `remove_oldest`
             replace_file(note, f"{socket.gethostname()} {time.time()}".encode())
         return joined
 
 
 def _is_seen_since(note: Path, asked: float) -> bool:
-    """Return whether another local process has confirmed a catalog as current since a time."""
+    """Return whether another local process has confirmed since `asked` that a catalog is current."""
     with suppress(OSError, ValueError):
         host, _, seen = note.read_text(encoding="utf-8").rpartition(" ")
         return host == socket.gethostname() and float(seen) >= asked
@@ -252,7 +252,7 @@ def _is_seen_since(note: Path, asked: float) -> bool:
 
 
 def kept_indexes(folder: Path) -> list[tuple[float, int, Path]]:
-    """Return the last use, the size in bytes and the path of each file in the local cache of indexes.
+    """Return the time of last use, the size in bytes and the path of each file in the local cache of indexes.
 
     Old drafts of killed processes are removed.
     """
@@ -268,7 +268,7 @@ def kept_indexes(folder: Path) -> list[tuple[float, int, Path]]:
 
 
 def remove_oldest(folder: Path) -> None:
-    """Remove the least recently used files from the local cache of indexes until it is within its limit."""
+    """Remove the least recently used files from the local cache of indexes until it is below its size limit."""
     files = kept_indexes(folder)
     excess = sum(size for _, size, _ in files) - _MAX_BYTES
     for _, size, file in files[:-1]:
@@ -278,7 +278,7 @@ def remove_oldest(folder: Path) -> None:
 
 
 def forget_joined() -> None:
-    """Remove all joined indexes from the local cache, after indexes beside unchanged shards have changed."""
+    """Remove all joined indexes from the local cache. Needed if indexes beside unchanged shards have changed."""
     for path in cache_folder("indexes").glob("*.joined"):
         with suppress(OSError):
             path.unlink()
@@ -288,15 +288,15 @@ def forget_joined() -> None:
 class KnownIndexes:
     """The indexes of remote shards that can be read without one request per shard.
 
-    They are in an object with all indexes of a folder, or in the local cache. A listing of the folder confirms that
-    they describe the current shards. A folder with very many shards is not listed; instead, members are verified when
-    they are read.
+    These indexes are stored in one object per folder, or in the local cache. A listing of the folder confirms that they
+    describe the current shards. A folder with very many shards is not listed; instead, members are verified when they
+    are read.
 
     Args:
         objects: The shards of each folder that has such an object.
         others: The shards of other folders, whose indexes are all in the local cache.
         listed: The versions of the shards in listings. Some file systems list tags that differ from those of a stat.
-        unlisted: The shards that are assumed to be those that their object describes.
+        unlisted: The shards that are assumed to match their object, because their folder is not listed.
         sources: The versions of the objects.
     """
 
@@ -376,7 +376,7 @@ def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
 
 
 def _by_folder(urls: Iterable[str]) -> dict[str, list[str]]:
-    """Group remote shards by folder, without those in folders that cannot be listed."""
+    """Group remote shards by folder, omitting folders that cannot be listed."""
     folders = defaultdict(list)
     for url in urls:
         if "://" in url and "::" not in url and not url.startswith("http") and "?" not in url:

@@ -1,8 +1,8 @@
-"""Run jobs in worker processes, or in any executor: results in order, at most a few jobs ahead, errors at once.
+"""Run jobs in worker processes or any executor: results in order, few jobs ahead, errors at once.
 
 The worker processes are those of `concurrent.futures`, not of loky 3.7. Measured: two workers of loky, which are new
-interpreters, took 19 s until they had imported kdpipes, two forks 0.14 s. If a worker hangs while it sends its result,
-loky's `shutdown(kill_workers=True)` does not return, and its workers outlive the parent.
+interpreters, took 19 s to import kdpipes, two forks 0.14 s. If a worker hangs while it sends its result, loky's
+`shutdown(kill_workers=True)` does not return, and its workers outlive the parent.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from kdpipes.storage.images import dumps_with_pillow, loads_with_pillow
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-_AHEAD = 2  # jobs for each worker: one in progress, one waiting
-_STEP_S = 1.0  # after which Python sees a Ctrl-C that it has missed
-_LARGE = 16 << 20  # bytes that an executor gets with each job
-_NUM_UNKNOWN = 32  # workers of an executor that does not report their number
+_AHEAD = 2  # jobs per worker: one running, one waiting
+_STEP_S = 1.0  # after this time, Python handles a Ctrl-C that it has missed
+_LARGE = 16 << 20  # size of a function, sent with each job, from which on to warn
+_NUM_UNKNOWN = 32  # assumed workers of an executor that does not report their number
 
 
 def run_jobs(
@@ -54,28 +54,28 @@ def run_jobs(
     what: str,
     progress: bool = True,
 ) -> Iterator[Result]:
-    """Yield the result of a function for each job, in the order of the jobs, as soon as it is available.
+    """Yield the result of a function for each job, in the order of the jobs, as soon as each is available.
 
-    Function, jobs and results are sent by cloudpickle, so lambdas and classes of a notebook work. An executor gets the
-    function with each job, with a warning if it is large; the worker processes get it once. At most two jobs per worker
-    are submitted ahead.
+    The function, jobs and results are pickled by cloudpickle, so lambdas and classes of a notebook work. An executor
+    receives the function with each job, with a warning if it is large; the worker processes receive it once. At most
+    two jobs per worker are submitted ahead.
 
     The first error stops everything: waiting jobs are cancelled, worker processes are killed at once, and the error is
-    raised with a note that names the job (`str(job)`) and the traceback of the worker. The same happens when the caller
-    stops early, for example by an interrupt; with `contextlib.closing`, at once. An executor completes the jobs that it
-    has begun.
+    raised with a note that names the job (`str(job)`) and the traceback of the worker. The same happens if the caller
+    stops early, for example because of an interrupt; with `contextlib.closing`, this happens at once. An executor
+    completes the jobs that are already running.
 
     Args:
         function: A function that is called with a job.
         jobs: The arguments of the calls.
-        executor: Runs the jobs: from `concurrent.futures`, Dask (`client.get_executor()`), mpi4py, ...
-        num_workers: Without an executor, the number of processes; 0 runs the jobs in this process. With an executor,
-            the number of jobs that it runs at a time, if it does not report that itself.
-        what: Describes the work in the progress bar and in errors: "writing shards".
+        executor: An executor for the jobs, from `concurrent.futures`, Dask (`client.get_executor()`), mpi4py, ...
+        num_workers: Without an executor, the number of processes; 0 runs the jobs in this process. With an executor
+            that does not report it, the number of jobs that it runs at a time.
+        what: A description of the work for the progress bar and errors, such as "writing shards".
         progress: Whether to show a progress bar if it takes long.
 
     Raises:
-        WorkerError: A process has died, or an error cannot be sent.
+        WorkerError: A process has died, or an error cannot be pickled.
     """
     check_workers(executor, num_workers)
     if executor is None and not num_workers:
@@ -86,7 +86,7 @@ def run_jobs(
 
 
 def check_workers(executor: object, num_workers: int) -> None:
-    """Raise unless `num_workers` is a number of workers and `executor` is an executor or None."""
+    """Raise unless `num_workers` is a valid number of workers and `executor` is an executor or None."""
     check_count("num_workers", num_workers, minimum=0)
     if executor is not None and not isinstance(executor, Executor):
         hint = "Dask has one: `client.get_executor()`."
@@ -101,10 +101,10 @@ def in_parallel(
     *,
     waits: bool = True,
 ) -> Iterator[Result]:
-    """Yield the result of `action` for each item, in order, from threads that work a little ahead.
+    """Yield the result of `action` for each item, in order, from threads that work slightly ahead.
 
-    The threads reach storage as the caller does, and do not delay the end of the process. After an error, no thread
-    begins another item, and `stop` is called. With `waits`, the error is raised once all threads are idle.
+    The threads use the caller's access settings, and do not delay interpreter exit. After an error, no thread starts
+    another item, and `stop` is called. With `waits`, the error is raised once all threads are idle.
     """
     threads = Threads(num_threads, "kdpipes-jobs")
     rest = iter(items)
@@ -115,7 +115,7 @@ def in_parallel(
             pending.extend(threads.submit(partial(action, item)) for item in ahead)
             if not pending:
                 return
-            # Python misses a Ctrl-C that arrives just before a wait without a limit, until that wait ends.
+            # Python misses a Ctrl-C that arrives just before a wait without a timeout, until that wait ends.
             while not wait((pending[0],), _STEP_S).done:
                 pass
             yield pending.popleft().result()
@@ -154,7 +154,7 @@ def _in_workers(
     pending: deque[tuple[Any, Future[Any]]] = deque()
     with contextlib.ExitStack() as stack:
         if executor is None:
-            # Gives classes of a notebook their names, so that results are of the same classes. Objects that cannot be
+            # Unpickling registers classes of a notebook, so that results have the same classes. Objects that cannot be
             # pickled raise later, if they have to be pickled.
             with sharing(), contextlib.suppress(Exception):
                 pickling.dumps(function)
@@ -191,7 +191,7 @@ def _in_workers(
 
 
 def _forget(name: bytes, pending: Iterable[tuple[Any, Future[Any]]]) -> None:
-    """Cancel waiting jobs, and drop a function that threads of this process keep, with the chain and its caches."""
+    """Cancel waiting jobs, and drop the function that this process's threads hold, with the chain and its caches."""
     for _, future in pending:
         future.cancel()
     with _loading.lock:
@@ -215,17 +215,17 @@ def _raise_if_failed(job: Any, future: Future[Any], what: str) -> None:
         raise sent
 
 
-_OWN = b"own"  # the name of the function that the worker processes of this module have
-_functions: dict[bytes, Callable[[Any], Any]] = {}  # the last ones of this process, by name
+_OWN = b"own"  # the name of the function in the worker processes of this module
+_functions: dict[bytes, Callable[[Any], Any]] = {}  # the most recent functions of this process, by name
 _loading = ForkLock()
 
 
 def _do(name: bytes, function: bytes | None, job: bytes) -> tuple[bool, bytes]:
-    """Run a job in a worker, and return whether it failed, and its result or error by cloudpickle.
+    """Run a job in a worker. Return whether it failed, and its result or error pickled by cloudpickle.
 
-    Errors are returned, not raised, because not every error can be unpickled.
+    Errors are returned rather than raised, because not every error can be unpickled.
     """
-    # In a worker of an executor. It would wait for threads of its parent, which a fork lacks.
+    # In a worker of an executor. It would wait for threads of its parent, which do not exist after a fork.
     if multiprocessing.parent_process() is not None and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
     try:
@@ -241,7 +241,7 @@ def _do(name: bytes, function: bytes | None, job: bytes) -> tuple[bool, bytes]:
 
 
 def packed_error(error: BaseException) -> bytes:
-    """Return an error as a pickle, with the traceback as a note; as a `WorkerError`, if it cannot be unpickled."""
+    """Return a pickle of an error, with the traceback as a note; a `WorkerError` if the error cannot be unpickled."""
     lines = traceback_text(error)
     add_note(error, f"In a worker:\n{lines}")
     try:
@@ -254,14 +254,14 @@ def packed_error(error: BaseException) -> bytes:
 
 
 class Payload:
-    """A value for a worker process: inherited if that is forked, otherwise pickled with Pillow's settings."""
+    """A value for a worker process: inherited by a forked process, otherwise pickled with Pillow's settings."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
         self._pickle = b""
 
     def open(self) -> Any:
-        """Return the value; the worker calls this, and not `__setstate__`, so that it can report an error."""
+        """Return the value. The worker calls this instead of `__setstate__`, so that it can report errors."""
         return self._value if self._value is not None else loads_with_pillow(self._pickle)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class Payload:
 
 @contextmanager
 def _own_pool(function: Callable[[Any], Any], num_workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool whose processes end with the block: if it ends by an error, at once, whatever they are doing."""
+    """Yield a pool whose processes end with the block: immediately, even in the middle of work, if it raises."""
     pool = ProcessPoolExecutor(num_workers, initializer=_begin, initargs=(Payload(function),))
     try:
         yield pool
@@ -280,8 +280,8 @@ def _own_pool(function: Callable[[Any], Any], num_workers: int) -> Iterator[Proc
             process.kill()
         for process in processes:
             process.join()
-        # Without this, the thread of the pool waits for the rest of a result that a killed process had begun to send.
-        # For the same thread's sake, the futures are not cancelled before.
+        # Without this, the pool's thread would wait for the rest of a result that a killed process had begun to send.
+        # For the sake of the same thread, the futures are cancelled only afterwards.
         pool._result_queue._writer.close()  # type: ignore[attr-defined]
         raise
     finally:
@@ -294,7 +294,7 @@ def _begin(function: Payload) -> None:
 
 
 def begin_worker(num_threads: int) -> None:
-    """Start as a worker process: leave interrupts to the parent, and end with it."""
+    """Initialize a worker process: leave interrupts to the parent, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's handler is not meant for workers
     torch.set_num_threads(num_threads)
@@ -305,7 +305,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:
         return
-    ends = [parent.sentinel]  # which the parent's other children hold open
+    ends = [parent.sentinel]  # the parent's other children keep them open
     with contextlib.suppress(OSError, AttributeError):
         ends.append(os.pidfd_open(parent.pid))
     connection.wait(ends)

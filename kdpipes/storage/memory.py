@@ -1,4 +1,4 @@
-"""Local files: read, and mapped into memory, which processes share."""
+"""Local files, read or mapped into memory shared by processes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import IO
 from kdpipes.core.errors import DataError
 from kdpipes.storage.readers import WHOLE, Response, Version, Wanted
 
-_KEPT = 256  # maps of one `MappedFiles`; each holds a descriptor
+_KEPT = 256  # maximum number of maps of one `MappedFiles`, each of which holds a descriptor
 _KEPT_SHARDS = 64
-_RESIDENT = 1 << 26  # bytes that are viewed until the pages of the maps leave this process's memory
+_RESIDENT = 1 << 26  # number of viewed bytes after which the pages are removed from this process's memory
 
 
 @dataclass
@@ -25,7 +25,7 @@ class LocalReader:
     path: str
 
     def read(self, wanted: Wanted = WHOLE) -> Response:
-        """Return bytes of the file. All of it is read; parts are taken from a map that is kept."""
+        """Return bytes of the file. A whole file is read; parts are taken from a cached map."""
         if wanted.stop is not None:
             return Response(read_span(self.path, wanted.start, wanted.most))
         with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - a `Path` takes a quarter longer
@@ -49,7 +49,7 @@ def map_file(descriptor: int) -> mmap.mmap:
 
 
 class _Map:
-    """A file in memory. Views and threads that still read it keep it alive after others have dropped it."""
+    """A file in memory. Views and threads that still read it keep it alive after it was dropped."""
 
     __slots__ = ("__weakref__", "buffer", "content", "place", "version")
 
@@ -62,8 +62,8 @@ class _Map:
             self.content = memoryview(self.buffer)
 
     def release_pages(self) -> None:
-        """Remove the pages from this process's memory; views stay valid, because reading them maps the pages again."""
-        if isinstance(self.buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # Windows has no `madvise`
+        """Remove the pages from this process's memory. Views stay valid, because reading them maps the pages again."""
+        if isinstance(self.buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # Windows does not have `madvise`
             self.buffer.madvise(mmap.MADV_DONTNEED)
 
 
@@ -75,17 +75,18 @@ _alive: weakref.WeakValueDictionary[str, _Map] = weakref.WeakValueDictionary()  
 
 
 class MappedFiles:
-    """Maps files when they are first read, and keeps those that were used last.
+    """Maps files when they are first read, and keeps the most recently used maps.
 
-    The maps are freed with this object and the views of them. Forked processes share them; a copy of this object maps
-    anew. A file that has been replaced, cut or changed is mapped anew: each read looks at its size first, because
-    reading what is no longer there kills the process. Pages that were viewed leave the process's memory after 64 MiB.
+    The maps are freed with this object and its views. Forked processes share them; a copy of this object creates new
+    maps. A file that has been replaced, truncated or changed is mapped again: each read first checks the size, because
+    reading beyond the end of the file kills the process. Pages are removed from the process's memory after 64 MiB of
+    views.
     """
 
     def __init__(self, number: int | None = None) -> None:
         self._number = number
         self._maps: OrderedDict[str, _Map] = OrderedDict()
-        self._num_viewed = 0  # bytes since pages were released
+        self._num_viewed = 0  # bytes viewed since pages were released
 
     def __reduce__(self) -> tuple[type[MappedFiles], tuple[int | None]]:
         return MappedFiles, (self._number,)
@@ -104,10 +105,10 @@ class MappedFiles:
                 )
             if start < 0 or start + size > num_bytes:
                 raise DataError(f"{path!r} has {num_bytes} bytes, but {size} are due at offset {start}.")
-            # The system counts mapped pages as the memory of the process until it needs them: data that are read once
-            # would make every worker as large as the dataset. The page cache keeps the data. Mapping the pages again
-            # costs 3 us per 110 KB, too much for `read_span`: copies of undecoded members would take 30 % longer.
-            self._num_viewed += size  # a count that threads lose only delays the release
+            # The system counts mapped pages as the process's memory until it needs that memory, although the page
+            # cache keeps the data: every worker would appear as large as the dataset. Mapping the pages again costs 3
+            # us per 110 KB, too much for `read_span`: copying undecoded members would take 30 % longer.
+            self._num_viewed += size  # threads may lose updates, which only delays the release
             if self._num_viewed >= _RESIDENT:
                 self._num_viewed = 0
                 for each in list(self._maps.values()):
@@ -117,7 +118,7 @@ class MappedFiles:
             raise DataError(f"{path!r} cannot be read: {error.strerror}.") from error
 
     def mapped(self, path: str, status: os.stat_result) -> _Map:
-        """Return the map of a file whose status is known."""
+        """Return the map of a file, given its current status."""
         found = self._maps.get(path)
         if found is None or found.place != _place(status):
             found = _alive.get(path)
@@ -128,7 +129,7 @@ class MappedFiles:
             self._maps.move_to_end(path)
             while len(self._maps) > (self._number or _KEPT):
                 self._maps.popitem(last=False)
-        except KeyError:  # another thread has dropped it at the same moment
+        except KeyError:  # another thread has just dropped it
             pass
         return found
 
@@ -140,11 +141,11 @@ def read_span(path: str, offset: int, size: int, version: Version | None = None)
     """Return `size` bytes of a file from `offset` on, or fewer at its end. The last 64 files stay mapped.
 
     Raises:
-        DataError: The file is no longer of the `version` that it had when it was indexed.
+        DataError: The file differs from the `version` that was indexed.
     """
     file = _shards.mapped(path, os.stat(path))  # noqa: PTH116 - of each read
     content = file.buffer[offset : offset + size]
-    # The reader reports a cut file.
+    # The reader reports a truncated file.
     if version is not None and file.version != version and len(content) == size:
         raise DataError(
             f"Shard {path!r} has been replaced, or written to, since it was opened: it had {version.size} bytes, and "

@@ -1,8 +1,8 @@
 """Readers of objects in S3, Google Cloud Storage and Azure through obstore, behind fsspec's own file systems.
 
-The file system finds the credentials, lists and writes; it also reads what obstore has no option for. With 50 ms for
-each request, 64 threads read 900 to 1,000 ranges of 107 KB per second of S3 through obstore at 0.3 to 0.5 ms of CPU
-each, and 175 per second at 2.2 ms through s3fs.
+The file system finds credentials, lists and writes. It also reads if obstore lacks a required option. With 50 ms per
+request, 64 threads read 900 to 1,000 ranges of 107 KB per second from S3 through obstore, at 0.3 to 0.5 ms of CPU each.
+Through s3fs, they read 175 per second at 2.2 ms each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kdpipes.storage.filesystems import FsspecReader
 from kdpipes.storage.readers import WHOLE, Response, Stat, Wanted, stat_in
 from kdpipes.storage.retries import NoRangesError, SilenceError
 
-_WITHOUT_EFFECT = {  # on reads through obstore
+_WITHOUT_EFFECT = {  # options without effect on reads through obstore
     *("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop", "asynchronous"),
     *("default_block_size", "default_cache_type", "default_fill_cache", "max_concurrency", "batch_size"),
 }
@@ -47,9 +47,9 @@ _AZURE_OPTIONS = {
 }
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 _TUNING = {"retries", "connect_timeout", "read_timeout", "max_pool_connections", "tcp_keepalive"}  # of `config_kwargs`
-_STATIC = ("env", "shared-credentials-file", "config-file", "explicit")  # credentials that do not expire
-_LEASE = timedelta(minutes=5)  # after which botocore is asked again for others; it renews them 10 minutes early
-_LARGEST_S = 64.0  # the time that the body of a large response may take beyond the time limit
+_STATIC = ("env", "shared-credentials-file", "config-file", "explicit")  # kinds of credentials that do not expire
+_LEASE = timedelta(minutes=5)  # after this time, botocore is asked for new credentials; it renews them 10 minutes early
+_LARGEST_S = 64.0  # extra time for the body of a large response, beyond the time limit
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _WHOLE = re.compile(r"non-partial response|NotPartial", re.I)
 _TIMEOUT = re.compile(r"TimedOut|kind: Timeout|operation timed out")
@@ -59,17 +59,17 @@ Result = TypeVar("Result")
 
 @dataclass
 class ObjectReader(FsspecReader):
-    """An object that obstore reads; its file system reads what obstore has no option for.
+    """An object that is read through obstore, or through its file system if obstore lacks a required option.
 
-    Contents are views of obstore's memory. A copy of 8 MiB costs more than the request: its pages are new to the
-    process, so each of them is a page fault (1.1 s of CPU per GB without the copy, 2.9 s with it).
+    Contents are views of obstore's memory. A copy of 8 MiB would cost more than the request, because each new page is a
+    page fault (1.1 s of CPU per GB without the copy, 2.9 s with it).
     """
 
     kind: str
 
     def stat(self) -> Stat:
-        """Ask for the entry of the object, unless a listing has it."""
-        # In other storage than S3, listings have other ETags than objects have through obstore.
+        """Return the metadata of the object, from a listing if available."""
+        # In storage other than S3, ETags in listings differ from those that obstore returns.
         is_listed = self.path.rpartition("/")[0] in self.filesystem.dircache
         stat = self._attempt(self._head) if self.kind == "s3" and not is_listed else None
         return stat or super().stat()
@@ -83,10 +83,10 @@ class ObjectReader(FsspecReader):
         """Return the result of a function of obstore's module, a client and a key; None if obstore cannot do it.
 
         Raises:
-            FileNotFoundError: There is no such object.
+            FileNotFoundError: The object does not exist.
             PermissionError: The storage has rejected the request.
-            SilenceError: The storage was silent for too long.
-            OSError: It has failed otherwise.
+            SilenceError: The storage did not respond in time.
+            OSError: The request failed for another reason.
         """
         bucket, _, key = self.path.partition("/")
         client = self.client() if key and "?" not in key else None
@@ -102,7 +102,7 @@ class ObjectReader(FsspecReader):
                 return None
             timeout = current_access().timeout_s
             if "301 Moved" in text or "PermanentRedirect" in text or "AuthorizationHeaderMalformed" in text:
-                # A bucket of another region of S3, which s3fs finds out.
+                # The bucket is in another region of S3. s3fs finds out which one.
                 self.filesystem.__dict__["_kdpipes_clients"][os.getpid(), bucket, timeout] = None
                 return None
             if isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
@@ -114,11 +114,11 @@ class ObjectReader(FsspecReader):
             raise FileNotFoundError(_reason_of(str(error))) from None
 
     def client(self) -> Any:
-        """Return obstore's client of the bucket; None if obstore is not installed or lacks an option."""
+        """Return obstore's client for the bucket; None if obstore is not installed or lacks an option."""
         clients = self.filesystem.__dict__.setdefault("_kdpipes_clients", {})
         bucket = self.path.partition("/")[0]
         timeout = current_access().timeout_s
-        # A client belongs to a process. 64 threads that begin together would make 64 clients in 20 s of CPU.
+        # Clients belong to a process. Without the lock, 64 threads would create 64 clients in 20 s of CPU.
         name = os.getpid(), bucket, timeout
         if name not in clients:
             library = None if importlib.util.find_spec("obstore") is None else _library()
@@ -131,7 +131,7 @@ class ObjectReader(FsspecReader):
         try:
             entry = library.head(client, key)
         except FileNotFoundError:
-            return None  # perhaps a folder
+            return None  # it may be a folder
         return stat_in({"size": entry["size"], "ETag": entry["e_tag"], "LastModified": entry["last_modified"]})
 
     def _get(self, library: Any, client: Any, key: str, wanted: Wanted) -> Response:
@@ -151,7 +151,7 @@ class ObjectReader(FsspecReader):
 
 
 def remote_reader(url: str, filesystem: Any, path: str) -> FsspecReader:
-    """Return the reader of a remote file: through obstore, if that knows the storage."""
+    """Return the reader of a remote file: through obstore if it supports the storage."""
     protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple | list) else (filesystem.protocol,)
     kind = next((_KINDS[protocol] for protocol in protocols if protocol in _KINDS), None)
     if kind is None or filesystem.asynchronous:
@@ -160,13 +160,13 @@ def remote_reader(url: str, filesystem: Any, path: str) -> FsspecReader:
 
 
 def _reason_of(text: str) -> str:
-    """Return what the server or the system has said of an error: not the request, which may hold credentials."""
+    """Return the server's or the system's description of an error, without the request, which may hold credentials."""
     message = _MESSAGE.search(text)
     if message is not None:
         return message[1]
     first, _, source = text.partition("\n\nDebug source:")
     reason = _REASON.search(source)
-    return masked(first if reason is None else f"{first}: {reason[1]}")  # signatures of Azure are in URLs
+    return masked(first if reason is None else f"{first}: {reason[1]}")  # URLs contain Azure's signatures
 
 
 class _Library(NamedTuple):
@@ -174,19 +174,19 @@ class _Library(NamedTuple):
     stores: Any
 
 
-# The library of each process of this lineage. A dropped one would close what others use.
+# The library of each process in this line of forks. Dropping one would close what others use.
 _loaded: dict[int, _Library | None] = {}
 
 
 def _library() -> _Library | None:
     """Return the library for this process; None if it cannot be used here.
 
-    The threads of its runtime do not survive a fork, and requests would wait for ever. A forked process of a parent
-    that has used it therefore loads a copy of the library, which starts its own (9 ms and 15 MB).
+    The threads of its runtime do not survive a fork, so requests would wait forever. A process forked from a parent
+    that has used the library therefore loads a copy, which starts its own threads (9 ms and 15 MB).
     """
     process = os.getpid()
     if process not in _loaded:
-        with _loading.lock:  # each thread would load a copy of its own
+        with _loading.lock:  # otherwise, each thread would load a copy
             if process not in _loaded:
                 _loaded[process] = _copied_library() if any(_loaded.values()) else _imported_library()
     return _loaded[process]
@@ -202,7 +202,7 @@ def _imported_library() -> _Library | None:
 
 
 def _copied_library() -> _Library | None:
-    # The dynamic linker loads a file of the same name only once, so the copy needs a file of its own.
+    # The dynamic linker loads a file name only once, so the copy needs a name of its own.
     original = sys.modules["obstore._obstore"]
     try:
         descriptor = os.memfd_create("obstore")
@@ -219,9 +219,9 @@ def _copied_library() -> _Library | None:
             loader.exec_module(copy)
         finally:
             os.close(descriptor)
-    except (AttributeError, OSError, ImportError):  # of systems without it, or that do not run such files
+    except (AttributeError, OSError, ImportError):  # the system does not support this, or does not run such files
         return None
-    return _Library(copy, sys.modules["obstore._store"])  # where loading a copy has put its own
+    return _Library(copy, sys.modules["obstore._store"])  # loading a copy has stored its own module there
 
 
 class _Client(NamedTuple):
@@ -232,7 +232,7 @@ class _Client(NamedTuple):
 
 
 def _new_client(library: Any, kind: str, filesystem: Any, bucket: str, timeout: float | None) -> Any:
-    """Return a client of a bucket with the options of a file system; None if obstore has no such option."""
+    """Return a client for a bucket with the options of a file system; None if obstore does not support an option."""
     options = {name: value for name, value in filesystem.storage_options.items() if value}
     store, known, read = _STORES[kind]
     if filesystem.storage_args or not options.keys() <= known | _WITHOUT_EFFECT:
@@ -253,18 +253,18 @@ def _new_client(library: Any, kind: str, filesystem: Any, bucket: str, timeout: 
             bucket,
             config=access.config,
             client_options=client_options,
-            retry_config={"max_retries": 0},  # `retries` has the one policy
+            retry_config={"max_retries": 0},  # the retry policy is in `retries`
             credential_provider=access.provider,
         )
-    except library.functions.exceptions.BaseError:  # such as a file of credentials of a kind that it does not know
+    except library.functions.exceptions.BaseError:  # for example, a credentials file of an unsupported kind
         return None
-    # A client is never dropped: in a forked process that would close connections in the parent's event queue.
+    # Clients are never freed: in a forked process, this would close connections in the parent's event queue.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
     return client
 
 
 def _s3_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Client | None:
-    """Return how to reach S3, found where botocore finds it."""
+    """Return the configuration for S3, found where botocore finds it."""
     from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.session import Session
@@ -293,7 +293,7 @@ def _s3_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Client
         return _Client({**config, **{name: value for name, value in given.items() if value is not None}})
     credentials = session.get_credentials()
     if credentials is None:
-        return None  # s3fs says so
+        return None  # s3fs reports this
 
     def provide() -> dict[str, Any]:
         frozen = credentials.get_frozen_credentials()
@@ -309,7 +309,7 @@ def _s3_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Client
 
 
 def _gcs_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Client | None:
-    """Return how to reach Google Cloud Storage, as gcsfs does."""
+    """Return the configuration for Google Cloud Storage, as gcsfs finds it."""
     if os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or os.environ.get("GOOGLE_API_USE_CLIENT_CERTIFICATE"):
         return None
     endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST", "")
@@ -321,14 +321,14 @@ def _gcs_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Clien
         return _Client({**config, "skip_signature": True})
 
     def provide() -> dict[str, Any]:
-        credentials.maybe_refresh()  # five minutes before the token expires, and not earlier
+        credentials.maybe_refresh()  # this refreshes within five minutes of the token's expiry, and not earlier
         return {"token": credentials.credentials.token, "expires_at": datetime.now(timezone.utc) + _LEASE}
 
     return _Client(config, provide)
 
 
 def _azure_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Client | None:
-    """Return how to reach Azure Blob Storage, as adlfs does: by a connection string, a token, a key or a signature."""
+    """Return the configuration for Azure, as adlfs finds it: a connection string, a token, a key or a signature."""
     account = filesystem.account_name
     key = filesystem.account_key
     signature = filesystem.sas_token
@@ -350,7 +350,7 @@ def _azure_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Cli
     elif tokens is not None:
         key = None
     config = {"account_name": account, "endpoint": endpoint.rstrip("/")}
-    # A provider is preferred to the variables `AZURE_*`, which obstore reads as well.
+    # A provider takes precedence over the variables `AZURE_*`, which obstore reads as well.
     if tokens is not None:
 
         def provide() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple, Protocol
 from kdpipes.storage.retries import NoRangesError, TooLargeError, WrongResponseError
 
 Content = bytes | memoryview  # a view of the library's memory if that saves a copy
-MAX_BYTES = 1 << 31  # of a file that is read whole
+MAX_BYTES = 1 << 31  # maximum size of a file that is read as a whole
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
 _MD5 = re.compile(r"tag:\"?([0-9a-f]{32})\"?")
 _DATES = ("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created")
@@ -20,7 +20,7 @@ _TAGS = ("ETag", "etag", "generation", "md5Hash", "crc32c", *_DATES)
 
 
 class Version(NamedTuple):
-    """The version of a file: distinguishes its content from earlier ones.
+    """The version of a file, which distinguishes its content from earlier ones.
 
     Args:
         size: The size in bytes; -1 if it is unknown.

@@ -1,8 +1,8 @@
-"""Folders of records: the header, the parts, which are LMDB files that are written once, and what they hold.
+"""Folders of records: the header, the parts (LMDB files that are written once), and their contents.
 
-A part is a plain LMDB environment. Its keys are the numbers 0, 1, ... as 8 bytes, big-endian; a value is entries of the
-codec, each at a multiple of 64 bytes: first `[number, key, names of the fields]`, then one for each field. A part is
-never changed, so its index knows where in the file each entry begins. Readers map the file and look there, without
+A part is a plain LMDB environment. Its keys are the numbers 0, 1, ... as 8 bytes, big-endian. A value consists of codec
+entries, each aligned to 64 bytes: first `[number, key, names of the fields]`, then one entry per field. A part is never
+changed, so its index can hold the file offset of each entry. Readers map the file and read at these offsets, without
 locks, look-ups, or LMDB's own map, whose views must not outlive it.
 """
 
@@ -32,8 +32,8 @@ HEADER = "records.json"
 _LAYOUT = "kdpipes records"
 _NUMBER = struct.Struct(">Q")
 _ALIGNMENT = 64
-_HEAD = 64  # bytes, in which no two records are equal
-_AT_ONCE = 1 << 24  # bytes of a transaction, which LMDB keeps in memory
+_HEAD = 64  # in bytes: no two records begin with the same head
+_AT_ONCE = 1 << 24  # in bytes per transaction, which LMDB keeps in memory
 _SLACK = 1 << 22
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -65,7 +65,7 @@ def read_header(folder: Path) -> Header | None:
     """Return the header of a folder; None if it is missing.
 
     Raises:
-        DataError: It is damaged, or of another version.
+        DataError: The header is damaged, or of another version.
     """
     place = str(folder)
     try:
@@ -88,7 +88,7 @@ def read_header(folder: Path) -> Header | None:
 
 
 def part_name(number: int) -> str:
-    """Return the name of a part; that of its index ends with ".index" after it.
+    """Return the name of a part. The name of its index has the additional suffix ".index".
 
     >>> part_name(3)
     'part-00003.mdb'
@@ -97,7 +97,7 @@ def part_name(number: int) -> str:
 
 
 def finished_index(folder: Path, header: Header, number: int) -> ShardIndex | None:
-    """Return the index of a complete part; None if the part is not complete.
+    """Return the index of a complete part; None if the part is incomplete.
 
     Raises:
         DataError: The index is damaged, or belongs to another input.
@@ -126,7 +126,8 @@ class Records:
         sizes: The sizes of the parts, in bytes.
         parts: The number of the part of each sample, `[n]`.
         keys: The keys of the samples, `[n]`.
-        fields: The places of each field, `[n]`; or its values, `[n] int64`, where all samples have an integer: labels.
+        fields: The locations of each field, `[n]`, or its values, `[n] int64`, if they are integers in all samples,
+            such as labels.
         class_names: The names of the classes 0, 1, ...
     """
 
@@ -141,18 +142,18 @@ class Records:
         return len(self.parts)
 
     def contents(self) -> dict[str, Any]:
-        """Return what identifies the samples' contents, without reading them."""
+        """Return data that identifies the samples' contents, without reading them."""
         return {
             name: (known.checksums, known.sizes) if isinstance(known, Places) else known
             for name, known in self.fields.items()
         }
 
     def version(self, index: int) -> str:
-        """Return a text that changes with a sample's contents."""
+        """Return text that changes with a sample's contents."""
         texts = []
         for name, known in self.fields.items():
             if isinstance(known, Places):
-                assert known.checksums is not None  # records always have them
+                assert known.checksums is not None  # records always have checksums
                 texts.append(f"{name}:{int(known.sizes[index])}-{int(known.checksums[index]):08x}")
             else:
                 texts.append(f"{name}:{int(known[index])}")
@@ -164,7 +165,7 @@ def read_records(folder: Path) -> Records:
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        DataError: It holds no records, incomplete ones, or those of another version; or a part is truncated.
+        DataError: The folder holds no records, incomplete ones, or records of another version, or a part is truncated.
     """
     header = read_header(folder)
     if header is None:
@@ -196,7 +197,7 @@ class WrittenSample(NamedTuple):
 
 
 def write_part(path: Path, records: Iterable[WrittenSample], tag: str) -> ShardIndex:
-    """Write an LMDB file, which must not exist, and return its index. The same records make the same bytes.
+    """Write an LMDB file, which must not exist, and return its index. Equal records produce equal bytes.
 
     Raises:
         TypeError: A field is not plain data.
@@ -219,7 +220,7 @@ def write_part(path: Path, records: Iterable[WrittenSample], tag: str) -> ShardI
 
 
 def _make_room(env: Any, batch: list[tuple[int, bytes]]) -> None:
-    """Grow the file for a transaction, by a rule that depends on the records alone."""
+    """Grow the file for a transaction, by a rule that depends only on the records."""
     info = env.info()
     page_size = env.stat()["psize"]
     needed = (info["last_pgno"] + 1) * page_size + _SLACK + sum(2 * len(content) + 64 for _, content in batch)
@@ -231,9 +232,9 @@ def _make_room(env: Any, batch: list[tuple[int, bytes]]) -> None:
 
 
 def _starts(env: Any, path: Path) -> NDArray[np.int64]:
-    """Return where in the file the records begin, in order.
+    """Return the file offsets of the records, in order.
 
-    LMDB does not report offsets, but it returns views of its memory map, which are as far apart as in the file.
+    LMDB does not report offsets, but returns views of its memory map, whose distances are the same as in the file.
     """
     with env.begin(buffers=True) as transaction, path.open("rb") as file:
         arrays = (np.frombuffer(value, np.uint8) for value in _values(transaction))
@@ -250,7 +251,7 @@ def _starts(env: Any, path: Path) -> NDArray[np.int64]:
                     for start, value in zip(starts.tolist(), _values(transaction), strict=True)
                 ):
                     return starts
-                found = content.find(first, found + 1)  # the first match was an older copy of a page
+                found = content.find(first, found + 1)  # the first match was a stale copy of a page
     raise DataError(f"{str(path)!r} differs from what was written to LMDB. Check the disk.")
 
 
@@ -260,7 +261,7 @@ def _values(transaction: Any) -> Iterator[memoryview]:
 
 
 def _packed(index: IndexBuilder, record: WrittenSample) -> tuple[int, bytes]:
-    """Add a record to the index, and return its number and bytes."""
+    """Add a record to the index, and return its number and encoded bytes."""
     number = len(index)
     parts = _padded(encode([number, record.key, list(record.fields)]))
     size = sum(map(len, parts))

@@ -1,4 +1,4 @@
-"""Remote files: ranges read ahead of need, and streams that continue where a request has failed.
+"""Remote files: prefetched ranges, and streams that resume after failed requests.
 
 All requests for the contents of remote shards are made here, with the retries and time limits of `retries`.
 """
@@ -30,18 +30,18 @@ from kdpipes.storage.urls import is_local
 _FIRST_CHUNK = 1 << 20
 _LARGEST_CHUNK = 1 << 23
 _MOST_CONFIRMED = 100_000
-_NUM_AHEAD = 6  # chunks under way, of a file that is being read to its end
-_NUM_WHOLE = 8  # of a file of which all is wanted and nothing needed soon
-_NUM_BEGUN = 4  # of the file that comes next
-_NUM_AT_FIRST = 3  # of a file of which perhaps only the beginning is wanted
+_NUM_AHEAD = 6  # chunks in flight of a file that is read to its end
+_NUM_WHOLE = 8  # chunks of a file of which everything will be needed, but not soon
+_NUM_BEGUN = 4  # chunks of the next file
+_NUM_AT_FIRST = 3  # chunks of a file of which perhaps only the beginning is needed
 
 
 class BrokenStreamError(Exception):
-    """A file that cannot be read on; the message follows the file's name."""
+    """A file whose reading cannot continue. The message follows the file's name."""
 
 
 class Span(NamedTuple):
-    """Bytes of a file, from `start` up to `stop`, and the version that it must have, as far as that is known."""
+    """Bytes of a file from `start` up to `stop`, and the version that the file must have, if known."""
 
     url: str
     start: int
@@ -50,12 +50,12 @@ class Span(NamedTuple):
 
 
 def read_range(span: Span, *, num_silent: int = NUM_SILENT) -> Content:
-    """Return the bytes of a span; temporary errors are retried.
+    """Return the bytes of a span. Temporary errors are retried.
 
     Raises:
-        ReplacedError: The file is of another version.
-        NoRangesError: The server has no ranges.
-        DataError: It cannot be read.
+        ReplacedError: The file has another version.
+        NoRangesError: The server does not support ranges.
+        DataError: The file cannot be read.
     """
     if span.start >= span.stop:
         return b""
@@ -86,13 +86,13 @@ def _read_once(span: Span) -> Content:
     return content
 
 
-# Tags of responses that differ from those of the same files in listings: some servers have different ones.
+# Tags in responses that differ from those of the same files in listings, as with some servers.
 _confirmed: set[tuple[str, str]] = set()
 
 
 @dataclass
 class _Request:
-    """A request under way or done, and how many prefetched reads of it are still to come."""
+    """A request in flight or done, and the number of prefetched reads of it still to come."""
 
     coming: Future[Content]
     num_due: int = 0
@@ -100,19 +100,18 @@ class _Request:
 
 @dataclass(eq=False)
 class RangeReader:
-    """Reads spans. Threads read prefetched spans ahead, with near neighbors in one request.
+    """Reads spans. Threads read prefetched spans ahead, merging nearby spans into one request.
 
-    Spans are kept until they have been read as often as they were prefetched, and then until `max_spent` bytes of
-    others have been read. Safe for threads and for forked processes. A copy starts empty.
+    Spans stay in memory until they have been read as often as they were prefetched, and after that until `max_spent`
+    bytes of other spans have been read. Safe for threads and forked processes. Copies start empty.
 
     Args:
-        read_file: A function that reads a span that was prefetched, in place of `read_range`: its whole file, if all
-            spans are whole files.
-        max_gap: How many bytes between two prefetched spans are read along, to make one request of both.
+        read_file: A function that replaces `read_range` if all spans are whole files.
+        max_gap: The maximum number of bytes between two prefetched spans that are merged into one request.
         max_span: The maximum size in bytes of a request for several spans.
-        max_bytes: The maximum number of bytes kept; beyond that, spans that were prefetched first are dropped.
-        max_spent: The maximum number of bytes kept that have been read as often as they were prefetched.
-        num_threads: The maximum number of requests under way.
+        max_bytes: The maximum number of bytes in memory. Beyond that, the spans prefetched first are dropped.
+        max_spent: The maximum number of bytes kept in spans that have been read as often as they were prefetched.
+        num_threads: The maximum number of requests in flight.
     """
 
     read_file: Callable[[Span], bytes] | None = None
@@ -130,17 +129,17 @@ class RangeReader:
         return RangeReader, tuple(getattr(self, each.name) for each in fields(self))
 
     def forget(self) -> None:
-        """Start over, without threads and spans."""
+        """Reset this object, without threads and spans."""
         self._lock = threading.Lock()
         self._threads: Threads | None = None
-        self._ahead: OrderedDict[Span, _Request] = OrderedDict()  # as they were prefetched
-        self._spent: OrderedDict[Span, None] = OrderedDict()  # as they were read
+        self._ahead: OrderedDict[Span, _Request] = OrderedDict()  # in the order of prefetching
+        self._spent: OrderedDict[Span, None] = OrderedDict()  # in the order of reading
         self._by_url: dict[str, list[Span]] = {}  # sorted
         self._longest = 0
         self._num_bytes = self._num_spent = 0
 
     def prefetch(self, spans: Iterable[Span]) -> None:
-        """Start to read spans that will be needed, as far as there is room for them."""
+        """Start to read spans that will be needed, as long as there is room for them."""
         with self._lock:
             due: set[Span] = set()
             missing = []
@@ -178,7 +177,7 @@ class RangeReader:
             with self._lock:
                 if self._ahead.get(cover) is request:
                     self._remove(cover)
-            # A request for many spans that failed may succeed for one. This is the last try of it that may time out.
+            # A merged request that failed may succeed for a single span. It may time out only once more.
             return bytes(self._read_now(span, num_silent=1))
         with self._lock:
             if self._ahead.get(cover) is request:
@@ -202,13 +201,13 @@ class RangeReader:
         return None
 
     def _expect(self, span: Span) -> None:
-        """Keep a span until it has been read once more."""
+        """Keep a span in memory for one more read."""
         self._ahead[span].num_due += 1
         self._ahead.move_to_end(span)
         self._forget_spent(span)
 
     def _note_read(self, span: Span, request: _Request) -> None:
-        request.num_due = max(request.num_due - 1, 0)  # reads that were not prefetched do not count
+        request.num_due = max(request.num_due - 1, 0)  # reads without prefetching do not count
         if request.num_due:
             return
         self._forget_spent(span)
@@ -223,7 +222,7 @@ class RangeReader:
             self._num_spent -= span.stop - span.start
 
     def _make_room(self, size: int, due: set[Span]) -> bool:
-        """Drop spans that were read, then the oldest ones, but none in `due`; return whether there is room."""
+        """Drop spans that were read, then the oldest ones, except those in `due`; return whether there is room."""
         while self._num_bytes + size > self.max_bytes and self._ahead:
             oldest = next(iter(self._spent or self._ahead))
             if oldest in due:
@@ -249,7 +248,7 @@ class RangeReader:
 
 
 def _merged(spans: Iterable[Span], max_gap: int, max_span: int) -> Iterator[Span]:
-    """Yield the spans, sorted, with near neighbors joined."""
+    """Yield the spans in sorted order, with nearby spans merged."""
     current: Span | None = None
     for span in sorted(set(spans)):
         if current is not None:
@@ -265,17 +264,17 @@ def _merged(spans: Iterable[Span], max_gap: int, max_span: int) -> Iterator[Span
 
 
 class _ChangedError(Exception):
-    """The file is not the one that was opened."""
+    """The file is no longer the one that was opened."""
 
 
 class _RemoteFile:
-    """A remote file as one process sees it: returns chunks, with retries.
+    """A remote file as seen by one process, which returns chunks and retries requests.
 
     Args:
         url: The URL of the file.
         version: The version that the file must have.
-        has_ranges: False reads all of the file in one request.
-        is_known: Whether the version is taken for granted: no request is made for it, here or later.
+        has_ranges: Whether to use range requests. False reads the whole file in one request.
+        is_known: Whether `version` is assumed to be current, so that no request is made to check it.
     """
 
     def __init__(
@@ -283,7 +282,7 @@ class _RemoteFile:
     ) -> None:
         self._url = url
         self._is_known = is_known
-        with naming(url):  # of any class: the file system may not be made here
+        with naming(url):  # errors of any class: creating the file system may fail here
             self._reader = remote_reader(url, *filesystem_of(url))
         if version is not None and is_known:
             stat = Stat(version, has_ranges=self._reader.has_ranges)
@@ -298,7 +297,7 @@ class _RemoteFile:
             self._reject_change(version)
 
     def chunk(self, start: int, stop: int) -> Content:
-        """Return the bytes from `start` up to `stop`, or up to the end of a file of unknown size."""
+        """Return the bytes from `start` to `stop`, or to the end of a file of unknown size."""
         num_tries = 0
 
         def attempt() -> Content:
@@ -316,17 +315,17 @@ class _RemoteFile:
         except Exception as error:
             try:
                 self._check_again()
-            except _ChangedError:  # which is the reason for the error
+            except _ChangedError:  # the reason for the error
                 raise
             except Exception:
                 raise error from None
             raise
         if not self._is_known and (num_tries > 1 or (self.has_ranges and start and stop == self.size)):
-            retried(self._check_again, final=(_ChangedError,))  # parts of two versions must not be joined
+            retried(self._check_again, final=(_ChangedError,))  # parts of two versions must not be mixed
         return content
 
     def close(self) -> None:
-        """Close the file; to be called in the thread that reads chunks."""
+        """Close the file. Must be called in the thread that reads chunks."""
         file = self._file
         self._file = None
         if file is not None:
@@ -334,7 +333,7 @@ class _RemoteFile:
 
     def _check_again(self) -> None:
         """Raise if the file has been replaced."""
-        self._reader.filesystem.invalidate_cache(self._reader.path)  # it may have cached a listing
+        self._reader.filesystem.invalidate_cache(self._reader.path)  # the file system may have cached a listing
         self._reject_change(self._reader.stat().version)
 
     def _reject_change(self, version: Version) -> None:
@@ -345,7 +344,7 @@ class _RemoteFile:
         content, tag = self._reader.read(Wanted(start, stop))
         if tag and self._tags.setdefault("tag", tag) != tag:
             raise _ChangedError("it has changed since it was opened")
-        # Some servers give responses to `HEAD` and `GET` different tags, so this alone proves nothing.
+        # Some servers send different tags in responses to `HEAD` and `GET`, so a different tag alone proves nothing.
         if is_other(tag, self.version.tag) and not self._is_known:
             self._check_again()
         if len(content) < stop - start:
@@ -353,7 +352,7 @@ class _RemoteFile:
         return content
 
     def _read_on(self, start: int, stop: int) -> bytes:
-        """Return a chunk by reading on, or from the beginning again."""
+        """Return a chunk by continuing to read, or by reading from the beginning again."""
         try:
             if self._file is None:
                 self._file = self._reader.stream(start)
@@ -371,17 +370,17 @@ class _RemoteFile:
 
 
 class RemoteStream:
-    """A remote file that is read front to back, ahead of need, by daemon threads.
+    """A remote file that is read sequentially and prefetched by daemon threads.
 
-    A request that fails is repeated from where it broke off. The threads end when the stream is closed or dropped; a
-    forked process starts its own.
+    A failed request is resumed where it was interrupted. The threads end when the stream is closed or dropped; a forked
+    process starts its own.
 
     Args:
         url: The URL of the file.
-        num_ahead: How many chunks to read ahead until the first one has been read.
+        num_ahead: The number of chunks to prefetch until the first one has been read.
         start: The offset of the first byte to read.
-        known: The version of the file, which is then not looked up. The caller wants all of the file, and must check
-            at its end that it is still of this version.
+        known: The version of the file, so that it need not be looked up. The caller will read the whole file, and must
+            check at the end that it still has this version.
     """
 
     def __init__(
@@ -390,12 +389,12 @@ class RemoteStream:
         self._url = url
         self._chunk: Content = b""
         self._at = 0
-        self._begin, self._wanted = start, start  # offsets of the chunk, and of the next one to request
+        self._begin, self._wanted = start, start  # offsets of the current chunk, and of the next one to request
         self._coming: deque[Future[Content]] = deque()
-        # The first chunks are small to deliver the first samples quickly.
+        # The first chunks are small, so that the first samples arrive quickly.
         self._most, self._smallest = (_NUM_AHEAD, _FIRST_CHUNK) if known is None else (_NUM_WHOLE, _LARGEST_CHUNK)
         self._num_ahead = min(num_ahead, _NUM_AHEAD) if known is None else _NUM_WHOLE
-        self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still under way
+        self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still in flight
         self._source = _RemoteFile(url, known, is_known=known is not None)
         self._threads: Threads | None = None
         self._process = os.getpid()
@@ -409,11 +408,11 @@ class RemoteStream:
 
     @property
     def version(self) -> Version:
-        """The version of the file, which cannot change while it is read."""
+        """The version of the file, which must not change during reading."""
         return self._source.version
 
     def read_ahead(self, num_ahead: int = 0) -> RemoteStream:
-        """Start to read, at least so many chunks ahead."""
+        """Start reading with at least the given number of chunks prefetched."""
         self._num_ahead = max(num_ahead, self._num_ahead)
         self._request()
         return self
@@ -423,7 +422,7 @@ class RemoteStream:
         return max(most - len(self._coming), 0) if self._wanted == self._source.size else 0
 
     def close(self) -> None:
-        """End the threads; nothing can be read after that."""
+        """End the threads. The stream cannot be read afterwards."""
         self._cancel()
         threads = self._threads
         self._threads = None
@@ -431,25 +430,25 @@ class RemoteStream:
             threads.submit(self._source.close)
 
     def readable(self) -> bool:
-        """Return True, as files do."""
+        """Return True, as for files."""
         return True
 
     def peek(self, size: int) -> bytes:
-        """Return some of the next bytes, at most `size`, without reading on."""
+        """Return some of the next bytes, at most `size`, without advancing."""
         content = self.read(size)
         self._at -= len(content)
         return content
 
     def read(self, size: int) -> bytes:
-        """Return some bytes, at most `size`; none at the end.
+        """Return some bytes, at most `size`; empty at the end.
 
         Raises:
-            BrokenStreamError: The file cannot be read on, or has been replaced.
+            BrokenStreamError: Reading cannot continue, or the file has been replaced.
         """
         return bytes(self.view(size))
 
     def view(self, size: int) -> Content:
-        """Return some bytes as `read` does, without a copy."""
+        """Return some bytes like `read`, without a copy."""
         if self._at == len(self._chunk):
             self._begin = self._begin + len(self._chunk)
             self._at = 0
@@ -484,19 +483,19 @@ class RemoteStream:
         return content
 
     def _request(self) -> None:
-        """Request the next chunks, up to the number that may be under way."""
+        """Request the next chunks, up to the maximum number in flight."""
         if self._threads is None:
             self._threads = Threads(self._most if self._source.has_ranges else 1, "kdpipes-stream")
         end = self._source.size
         while len(self._coming) < self._num_ahead and (end is None or self._wanted < end):
             start = self._wanted
             stop = start + min(max(start, self._smallest), _LARGEST_CHUNK)
-            # A second request for a short rest would take longer than the rest.
+            # For a short remainder, a second request would take longer than reading on.
             self._wanted = stop if end is None else end if end - stop < _FIRST_CHUNK else stop
             self._coming.append(self._threads.submit(partial(self._source.chunk, start, self._wanted)))
 
     def _renew(self, *, has_ranges: bool) -> None:
-        """Open the file again, and continue after the chunk that was read last."""
+        """Open the file again, and continue after the last chunk that was read."""
         self._cancel()
         self._source = _RemoteFile(self._url, self._source.version, has_ranges=has_ranges)
         self._threads = None
@@ -515,22 +514,22 @@ StreamStart = Future[RemoteStream | None]
 
 
 class StreamsAhead:
-    """A sequence of remote files that prefetches the next ones while one is being read.
+    """A sequence of remote files that prefetches the next files while one is being read.
 
-    The one that comes next is started when a file is opened, and the one after it if the former is so small that it
-    leaves requests unused.
+    When a file is opened, the next one is started, and also the one after that if the next file is so small that it
+    leaves request slots unused.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._next = dict(pairwise(url for url in urls if not is_local(url)))
         self._threads: Threads | None = None
         self._access = current_access()
-        # None where there was no room to start the file.
+        # The stream is None if there was no room to start the file.
         self._begun: dict[str, StreamStart] = {}
         self._process = os.getpid()
 
     def begin(self, url: str) -> None:
-        """Start the first of the files, which is opened later."""
+        """Start the first of the files, which will be opened later."""
         if not is_local(url):
             with using(self._access):
                 self._start(url)
@@ -557,7 +556,7 @@ class StreamsAhead:
             each.add_done_callback(_close_begun)
 
     def _start(self, url: str) -> StreamStart:
-        """Start a file, if that has not been done, and the one after it if there is room."""
+        """Start a file unless it is already started, and the one after it if there is room."""
         self._threads = self._threads or Threads(1, "kdpipes-stream")
         before = self._begun.get(url)
         begun = self._begun[url] = self._threads.submit(partial(_begin, url, before))
@@ -567,20 +566,20 @@ class StreamsAhead:
 
 
 def _begin(url: str, before: StreamStart | None) -> RemoteStream | None:
-    """Return the stream of a file that was started before, or start it."""
+    """Return the stream of a file, which may have been started before."""
     known = None if before is None else before.result()
     return (RemoteStream(url, _NUM_BEGUN) if known is None else known).read_ahead(_NUM_BEGUN)
 
 
 def _begin_after(former: StreamStart, url: str) -> RemoteStream | None:
-    """Start a file if the one before it has been requested as a whole, with fewer requests than may be under way."""
+    """Start a file if the previous one has been requested completely and leaves request slots unused."""
     stream = former.result() if former.exception() is None else None
     room = 0 if stream is None else stream.num_unused(_NUM_BEGUN)
     return RemoteStream(url, room).read_ahead() if room else None
 
 
 def _use_free_places(begun: StreamStart, process: int, num_under_way: int) -> None:
-    """Let the next file use the request slots that the current one has left."""
+    """Make the next file use the request slots that the current file no longer needs."""
     is_sound = process == os.getpid() and begun.done() and not begun.cancelled() and begun.exception() is None
     if is_sound and (stream := begun.result()) is not None:
         stream.read_ahead(_NUM_AHEAD - num_under_way)

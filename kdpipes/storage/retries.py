@@ -1,4 +1,4 @@
-"""The one policy for requests to remote storage: what to retry, how long to wait, and how to explain a failure."""
+"""The policy for requests to remote storage: which errors to retry, how long to wait, how to explain failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NoRangesError(DataError):
 
 
 class TooLargeError(DataError):
-    """A file has more bytes than any file of its kind."""
+    """A file is larger than any file of its kind may be."""
 
 
 class WrongResponseError(Exception):
@@ -36,7 +36,7 @@ class WrongResponseError(Exception):
 
 
 class PrivateHostError(PermissionError):
-    """A request was not sent, because a public server would have directed it into a private network."""
+    """A request was blocked because a public server would have directed it into a private network."""
 
 
 class SilenceError(TimeoutError):
@@ -50,13 +50,13 @@ class SilenceError(TimeoutError):
 
 
 NUM_TRIES = 6
-NUM_TRIES_WITH_COPY = 2  # where a local copy can be used instead
-NUM_SILENT = 2  # tries that may time out: each takes the whole time limit
+NUM_TRIES_WITH_COPY = 2  # maximum number of tries if a local copy is available
+NUM_SILENT = 2  # maximum number of tries that time out: each takes the whole time limit
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
-_LONGEST_ASKED_S = 60.0  # that a server may ask to wait, by `Retry-After`
-_SLOWEST = 1 << 18  # bytes per second; large responses get that much more time
-_NAME = "kdpipes-request"  # of threads that are left behind with a request that is late
+_LONGEST_ASKED_S = 60.0  # maximum wait that a server may request by `Retry-After`
+_SLOWEST = 1 << 18  # in bytes per second: large responses are given that much more time
+_NAME = "kdpipes-request"  # name of threads that are abandoned with a late request
 _PAUSE_S = 10.0  # between two warnings, because many threads may wait for the same server
 _PERMANENT = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError),
@@ -68,8 +68,8 @@ _warned_at = -math.inf
 
 _URL = re.compile(r"\S+://\S+")
 _REJECTED_STATUSES = (401, 403, 407)
-_REJECTED_CLASSES = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")  # of botocore
-_TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes on Python 3.10
+_REJECTED_CLASSES = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")  # classes of botocore
+_TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two different classes on Python 3.10
 _OF_S3 = (
     "Are there credentials (`AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or `AWS_PROFILE`; for a public bucket "
     """`FSSPEC_S3='{{"anon": true}}'`), may they read this, and is the endpoint right (`AWS_ENDPOINT_URL`)?"""
@@ -93,10 +93,10 @@ def retried(
     num_silent: int = NUM_SILENT,
     final: tuple[type[Exception], ...] = (),
 ) -> Result:
-    """Return the result of an action; on a temporary error, try again after growing, randomized waits.
+    """Return the result of an action. After a temporary error, try again after growing, randomized waits.
 
     Errors of any class are retried, because those of botocore and aiohttp are not OSErrors. Missing files, rejected
-    requests and errors of the classes `final` are raised at once, and so is the `num_silent`-th try that times out.
+    requests, errors of the classes in `final`, and the `num_silent`-th timeout are raised at once.
     """
     num_timeouts = 0
     for attempt in range(1, num_tries):
@@ -108,7 +108,7 @@ def retried(
             if num_timeouts == num_silent or isinstance(error, final) or is_permanent or is_rejected(error):
                 raise
             _log_retry(attempt, num_tries, error)
-            # A random factor from 0.5 to 1.5; not from a generator, because caches look for those that samples use.
+            # A random factor from 0.5 to 1.5, without a generator: caches look for generators that samples use.
             jitter = 0.5 + os.urandom(1)[0] / 255
             wait_s = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S) * jitter
             time.sleep(max(wait_s, _retry_after_s(error)))
@@ -116,14 +116,14 @@ def retried(
 
 
 def _retry_after_s(error: BaseException) -> float:
-    """Return how many seconds the server asks to wait, at most `_LONGEST_ASKED_S`; 0 if it does not.
+    """Return the number of seconds that the server asks to wait, at most `_LONGEST_ASKED_S`; 0 if it does not ask.
 
-    aiohttp and botocore hand on the headers of a response, obstore does not.
+    aiohttp and botocore expose the headers of a response, obstore does not.
     """
     for one in _with_causes(error):
         headers = getattr(one, "headers", None)
         response = getattr(one, "response", None)
-        if isinstance(response, dict):  # of botocore
+        if isinstance(response, dict):  # botocore's response
             headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
         if headers and (text := headers.get("retry-after")):
             with suppress(ValueError, TypeError):
@@ -164,7 +164,7 @@ def is_rejected(error: BaseException) -> bool:
 
 
 def what_went_wrong(url: str, error: BaseException) -> str:
-    """Return the reason for an error, with a hint if storage has rejected the request; without a full stop."""
+    """Return the reason for an error, without a full stop, with a hint if storage has rejected the request."""
     rejection = next((one for one in _with_causes(error) if _is_rejection(one)), None)
     if rejection is None:
         return _reason_of(error)
@@ -193,13 +193,13 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_rejection(error: BaseException) -> bool:
-    status = getattr(error, "status", None) or getattr(error, "code", None)  # of aiohttp; of gcsfs
+    status = getattr(error, "status", None) or getattr(error, "code", None)  # aiohttp's and gcsfs' attributes
     is_known = status in _REJECTED_STATUSES or type(error).__name__ in _REJECTED_CLASSES
     return is_known or isinstance(error, PermissionError)
 
 
 def on_loop(call: Callable[..., Result], url: str, num_bytes: int) -> Result:
-    """Return what a call on fsspec's event loop returns; on a timeout, fsspec also drops the connection."""
+    """Return the result of a call on fsspec's event loop. After a timeout, fsspec also drops the connection."""
     limit = current_access().timeout_s
     if limit is None:
         return call()
@@ -227,17 +227,17 @@ def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Resul
     try:
         return request.result(limit)
     except NotDone as error:
-        if request.done():  # the request itself raised a TimeoutError
+        if request.done():  # the request itself raised the TimeoutError
             raise
         raise SilenceError(url, limit) from error
 
 
 def hedged(action: Callable[[], Result]) -> Result:
-    """Return the result of a request; one that has no response in time is sent again, and the first one counts."""
+    """Return the result of a request. If it is slow, it is sent a second time, and the first response is returned."""
     seconds = current_access().hedge_s
     if seconds is None:
         return action()
-    # The slower request cannot be cancelled; its thread ends with it.
+    # The slower request cannot be cancelled. Its thread ends with it.
     requests = [Threads(1, _NAME).submit(action)]
     if not wait(requests, seconds).done:
         requests.append(Threads(1, _NAME).submit(action))

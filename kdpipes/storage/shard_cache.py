@@ -40,7 +40,7 @@ from kdpipes.storage.readers import Version, md5_of
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
 
 AT_ONCE = 16  # the maximum number of shards read side by side
-_NUM_HELD = 2  # the minimum number of shards that a process keeps open, which other processes cannot remove
+_NUM_HELD = 2  # minimum number of shards that a process keeps open and locked
 _NAME = re.compile(r"([0-9a-f]{32}-([0-9]+))\.(tar|part)")
 _WHOLE = ".tar"
 _PART = ".part"
@@ -79,7 +79,7 @@ class ShardCache:
         return ShardCache, (*self._place, self._num_ahead)
 
     def forget(self) -> None:
-        """Start over, without threads and open files."""
+        """Reset this object, without threads and open files."""
         self._made: _Fetcher | None = None
         self._lock = threading.Lock()
         self._has_warned = False
@@ -116,7 +116,7 @@ class ShardCache:
     def expect(self, shards: Sequence[Shard], untils: Sequence[int] | None = None) -> None:
         """Set the order in which a new epoch needs shards, and start downloading the first ones.
 
-        A shard that is needed several times appears several times. For `untils`, see `NeededShards`.
+        A shard that is needed several times must appear several times. For `untils`, see `NeededShards`.
         """
         fetcher = self._fetcher()
         fetcher.failure = None
@@ -199,7 +199,7 @@ class _Fetcher:
     def __init__(self, folder: ShardFolder, num_ahead: int) -> None:
         self.folder = folder
         self.order = NeededShards()
-        self.failure: OSError | None = None  # of the local disk: ends all downloads
+        self.failure: OSError | None = None  # error of the local disk, which ends all downloads
         self.rejected: set[str] = set()  # shards whose storage fails, or that do not fit in this epoch
         self._num_ahead = num_ahead
         self._lock = threading.Lock()
@@ -275,7 +275,7 @@ class _Fetcher:
     def _download(self, shard: Shard, file: HeldFile) -> bool:
         is_whole = download(shard, file, lambda: not self._is_stopped)
         if is_whole:
-            # The shard is usable even if its index cannot be cached. This happens in a thread, because here the
+            # The shard is usable even if its index cannot be cached. This runs in a thread, because otherwise the
             # traceback of an error would keep the file open.
             Threads(1, "kdpipes-shards").submit(partial(keep_index, shard.url, shard.version)).exception()
         return is_whole

@@ -1,6 +1,6 @@
-"""The index of a tar shard or a part of records: where the fields of each sample are. Many indexes are joined into one.
+"""The index of a tar shard or a part of records, with the locations of each sample's fields, and joined indexes.
 
-A sidecar `NAME.index` is plain data: a mark, a header in JSON, little-endian arrays and a CRC-32 of it all.
+A sidecar `NAME.index` is plain data: a mark, a header in JSON, little-endian arrays, and a CRC-32 of the whole.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kdpipes.storage.files import crc32
 from kdpipes.storage.memory import map_file
 from kdpipes.storage.readers import Version
 
-UNCHECKED = -1  # in place of a checksum that was not computed
+UNCHECKED = -1  # placeholder for a checksum that was not computed
 _MAGIC = b"kdpindex"
 _MAGIC_OF_MANY = b"kdpjoind"
 _FORMATS = (1, 2)  # without columns, and with columns
 _ALIGNMENT = 8
-_RESERVE = 1.25  # times the size that the shards so far let expect
+_RESERVE = 1.25  # factor on the size extrapolated from the shards so far
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Places:
     Args:
         offsets: The offsets of the contents in the shard, `[n] int64`; -1 if a sample lacks the field.
         sizes: The sizes of the contents in bytes, `[n]`.
-        checksums: The CRC-32 of the contents, `[n] uint32`; None if they were not computed. Of several shards `int64`,
-            with `UNCHECKED` for each that was not.
-        values: The values, if all samples have one and all are integers: labels, `[n] int64`.
+        checksums: The CRC-32 of the contents, `[n] uint32`; None if they were not computed. For several shards, they
+            are `int64`, with `UNCHECKED` for those that were not computed.
+        values: The values, `[n] int64`, if they are integers in all samples, such as labels.
     """
 
     offsets: NDArray[np.int64]
@@ -52,12 +52,12 @@ class Places:
     values: NDArray[np.int64] | None = None
 
 
-Fields = dict[str, Places | NDArray[np.int64]]  # places, or values if all samples have an integer
+Fields = dict[str, Places | NDArray[np.int64]]  # locations, or values if all samples have an integer
 MemberRow = tuple[str, int, int, int | None, int | None]  # field, offset, size, checksum, value
 
 
 def by_gaps(fields: Mapping[str, Any], positions: NDArray[Any]) -> Iterator[tuple[list[int], frozenset[str]]]:
-    """Yield the numbers of samples with the fields that they lack: first those that lack none, then each other one."""
+    """Yield (row numbers, missing fields): first the samples that lack no field, then each other sample on its own."""
     lacks = {name: places.offsets[positions] < 0 for name, places in fields.items() if isinstance(places, Places)}
     is_short = np.any(list(lacks.values()), axis=0) if lacks else np.zeros(len(positions), dtype=bool)
     if not is_short.all():
@@ -71,10 +71,10 @@ class ShardIndex:
     """The index of one version of a shard.
 
     Args:
-        version: The version of the tar that it describes.
+        version: The version of the indexed tar.
         keys: The samples' keys, `[n]`.
-        fields: The places of each field.
-        columns: The values of fields, or of entries of fields, that `kdpipes index --columns` keeps.
+        fields: The locations of each field.
+        columns: The values of fields, or of entries of fields, requested by `kdpipes index --columns`.
     """
 
     version: Version
@@ -83,7 +83,7 @@ class ShardIndex:
     columns: dict[str, Column] = field(default_factory=dict)
 
     def checksums(self) -> dict[int, int] | None:
-        """Return the CRC-32 of each member by the offset of its content; None if they were not computed."""
+        """Return the CRC-32 of each member by its content's offset; None if checksums were not computed."""
         found: dict[int, int] = {}
         for places in self.fields.values():
             if places.checksums is None:
@@ -100,10 +100,10 @@ class ShardIndex:
 
     @classmethod
     def from_bytes(cls, content: bytes, url: str) -> ShardIndex:
-        """Return the index that a sidecar holds; its arrays are views of the content.
+        """Return the index in a sidecar. Its arrays are views of the content.
 
         Raises:
-            DataError: The content is not an index, damaged, or of another format.
+            DataError: The content is not an index, is damaged, or has another format.
         """
         header, arrays = _unpacked(_MAGIC, content, url)
         try:
@@ -117,7 +117,7 @@ class ShardIndex:
 
 
 def _packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, NDArray[Any]]]) -> bytes:
-    """Return a mark, a header in JSON, named arrays of numbers and a checksum as one content."""
+    """Return a mark, a header in JSON, named arrays of numbers and a checksum as one byte string."""
     known = [(name, np.ascontiguousarray(values)) for name, values in arrays]
     kinds = [[name, values.dtype.newbyteorder("<").str, len(values)] for name, values in known]
     text = json.dumps({**header, "arrays": kinds}, ensure_ascii=False).encode("utf-8", "surrogateescape")
@@ -132,7 +132,7 @@ def _packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, ND
 
 
 def _unpacked(magic: bytes, content: bytes | mmap.mmap, url: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the header and the arrays of what `_packed` has made; the arrays are views of it."""
+    """Return the header and the arrays that `_packed` has encoded. The arrays are views of the content."""
     view = memoryview(content)
     head = len(magic) + 8
     if view[: len(magic)] != magic or len(view) < head + 4:
@@ -159,11 +159,11 @@ def _unpacked(magic: bytes, content: bytes | mmap.mmap, url: str) -> tuple[dict[
 
 
 class IndexBuilder:
-    """Collects the samples of a shard, in order."""
+    """Collects the samples of a shard in order."""
 
     def __init__(self) -> None:
         self._keys: list[str] = []
-        # Of each field: sample, offset, size and checksum, one after the other.
+        # For each field, a flat sequence of sample, offset, size and checksum.
         self._rows = defaultdict[str, "array[int]"](lambda: array("q"))
         self._values = defaultdict[str, "array[int]"](lambda: array("q"))
         self._has_checksums = True
@@ -172,10 +172,10 @@ class IndexBuilder:
         return len(self._keys)
 
     def add(self, key: str, members: Iterable[MemberRow], number: int | None = None) -> None:
-        """Add a sample, or fields of an earlier one, with name, offset, size, checksum and value of each field.
+        """Add a sample, or fields of an earlier one, given the name, offset, size, checksum and value of each field.
 
-        A checksum that was not computed is None, as is a value that is not an integer. `number` is that of the sample;
-        None is a new one.
+        A checksum that was not computed is None, as is a value that is not an integer. `number` is the number of the
+        sample; None adds a new one.
         """
         number = len(self._keys) if number is None else number
         for name, offset, size, checksum, value in members:
@@ -197,7 +197,7 @@ class IndexBuilder:
         return None
 
     def index(self, version: Version, starts: NDArray[np.int64] | None = None) -> ShardIndex:
-        """Return the index of the samples so far; with `starts`, offsets are relative to the start of each sample."""
+        """Return the index of the samples so far. With `starts`, offsets are relative to the start of each sample."""
         fields = {}
         for name, numbers in self._rows.items():
             rows = np.frombuffer(numbers, dtype=np.int64).reshape(-1, 4)
@@ -217,14 +217,15 @@ class IndexBuilder:
 
 @dataclass(frozen=True)
 class Catalog:
-    """The indexes of many shards, joined: where each field of each sample lies.
+    """The joined indexes of many shards: the locations of the fields of all samples.
 
     Args:
         versions: The versions of the shards when they were opened.
-        shards: The number of the shard of each sample, `[n]`.
+        shards: The shard number of each sample, `[n]`.
         short_keys: The samples' keys in their shards, `[n]`.
-        fields: The places of each field; or its values, `[n] int64`, if the indexes hold all of them: labels.
-        columns: The columns that the indexes of all shards have.
+        fields: The locations of each field, or its values, `[n] int64`, if the indexes hold all of them, such as
+            labels.
+        columns: The columns present in the indexes of all shards.
         sources: The versions of the data-set indexes that the indexes were read from.
         names: The names of the shards in keys.
         urls: The URLs of the shards.
@@ -241,12 +242,12 @@ class Catalog:
 
     @classmethod
     def of(cls, indexes: Iterable[ShardIndex], num_shards: int) -> Catalog:
-        """Join the indexes of so many shards; each index can be freed before the next one is read."""
+        """Join the indexes of `num_shards` shards. Each index can be freed before the next one is read."""
         versions: list[Version] = []
         counts: list[int] = []
-        # The first shards reserve zeros for all; pages that are not used cost nothing. So 0 stands for missing values.
+        # The first shards reserve zeros for all shards, because unused pages cost nothing. So 0 marks missing values.
         grown: dict[tuple[str, str], NDArray[Any]] = {}
-        lacking: set[str] = set()  # fields without values in some shard
+        lacking: set[str] = set()  # fields without values in some shards
         columns: dict[str, list[Column]] | None = None
 
         def grow(name: str, part: str, values: NDArray[Any], start: int, dtype: Any = np.int64) -> None:
@@ -297,7 +298,7 @@ class Catalog:
                 fields[name] = grown[name, "values"]
                 continue
             if checksums is not None:
-                checksums -= 1  # now UNCHECKED for missing ones
+                checksums -= 1  # UNCHECKED for missing checksums
                 checksums[~is_there] = 0
                 if checksums.min(initial=0) >= 0:
                     checksums = checksums.astype(np.uint32)
@@ -313,16 +314,16 @@ class Catalog:
 
     @cached_property
     def gaps(self) -> frozenset[str]:
-        """The fields that some samples lack."""
+        """The fields missing in some samples."""
         places = {name: known for name, known in self.fields.items() if isinstance(known, Places)}
         return frozenset(name for name, known in places.items() if len(known.offsets) and known.offsets.min() < 0)
 
     def key(self, index: int) -> str:
-        """Return the key of a sample: the shard's name, a slash and its key there."""
+        """Return the key of a sample: the shard's name, a slash, and the sample's key in the shard."""
         return f"{self.names[int(self.shards[index])]}/{self.short_keys[index]}"
 
     def to_bytes(self) -> bytes:
-        """Return the content of a file in the local cache; `names` and `urls` are not part of it."""
+        """Return the content of a file for the local cache. `names` and `urls` are not part of it."""
         header = {"versions": list(self.versions), "sources": list(self.sources)}
         arrays = chain([("shards", self.shards)], _arrays_of(self.short_keys, self.fields, self.columns))
         return _packed(_MAGIC_OF_MANY, header | _names_of(self.fields, self.columns), arrays)
@@ -332,8 +333,8 @@ class Catalog:
         """Return the catalog in a file, whose pages are shared by all processes that map it.
 
         Raises:
-            DataError: The file is something else, or damaged.
-            OSError: It cannot be mapped.
+            DataError: The file is not a catalog, or is damaged.
+            OSError: The file cannot be mapped.
         """
         with path.open("rb") as file:
             content = map_file(file.fileno())
@@ -369,7 +370,7 @@ def _arrays_of(
 def _contents_of(
     header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[PackedStrings, Fields, dict[str, Column]]:
-    """Return keys, fields and columns; raise KeyError or ValueError if they are incomplete."""
+    """Return keys, fields and columns. Raise KeyError or ValueError if they are incomplete."""
     keys = PackedStrings.of_arrays(arrays["ends"], arrays["keys"])
     fields: Fields = {}
     for number, name in enumerate(header["fields"]):

@@ -1,4 +1,4 @@
-"""The notes that `write_shards` keeps beside shards: their job, their sizes and the names of their classes."""
+"""Notes that `write_shards` stores beside shards: the job, the shard sizes and the class names."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class SavedNotes:
     """The notes of one job.
 
     Args:
-        job: What the bytes of the shards depend on, as plain data: the chain's fingerprints, and the arguments.
+        job: Plain data that determines the bytes of the shards: the chain's fingerprints and the arguments.
         class_names: The names of the classes 0, 1, ...
-        stops: The position of the chain at which each shard ends, as far as it is known.
-        shards: The numbers of samples and bytes of each shard, once all shards are complete.
+        stops: The position in the chain at which each shard ends, as far as known.
+        shards: The number of samples and of bytes of each shard, once all shards are complete.
         format: The format of the notes.
     """
 
@@ -47,7 +47,7 @@ class SavedNotes:
         """Return the notes in a file.
 
         Raises:
-            DataError: The file has another format, or does not hold notes.
+            DataError: The file has another format, or does not contain notes.
         """
         try:
             found = json.loads(content.decode("utf-8", "surrogateescape"))
@@ -60,21 +60,21 @@ class SavedNotes:
 
 
 class Seen(NamedTuple):
-    """The known facts about an existing shard. A size of -1 or a number of None is unknown."""
+    """Known facts about an existing shard. A size of -1 or a number of None means unknown."""
 
     num_bytes: int
     num_samples: int | None = None
 
 
 class NotesPlace(NamedTuple):
-    """The URL of the notes of some shards, if they exist, and the number of each shard in its name, by its URL."""
+    """The URL at which notes of some shards would be, and the number in the name of each shard, by its URL."""
 
     url: str
     numbers: dict[str, int]
 
 
 def notes_places(urls: Sequence[str]) -> list[NotesPlace]:
-    """Return where the notes of shards would lie, by the naming of `write_shards`; nothing is read.
+    """Return the possible locations of notes of shards, by the naming scheme of `write_shards`, without reading.
 
     >>> notes_places(["a/p-000.tar", "a/p-001.tar"])
     [NotesPlace(url='a/p-shards.json', numbers={'a/p-000.tar': 0, 'a/p-001.tar': 1})]
@@ -95,7 +95,7 @@ def notes_places(urls: Sequence[str]) -> list[NotesPlace]:
 
 
 def notes_beside(place: NotesPlace) -> SavedNotes | None:
-    """Return the notes of shards; None if they are missing or cannot be read. The local cache keeps remote ones."""
+    """Return the notes of shards; None if they are missing or invalid. Remote notes are stored in the local cache."""
     content = _content_of(place.url)
     try:
         return SavedNotes.from_bytes(content, place.url) if content else None
@@ -122,9 +122,10 @@ def _content_of(url: str) -> bytes:
 
 
 def names_beside(urls: Sequence[str], look: Callable[[], Mapping[str, Seen]]) -> tuple[str, ...] | None:
-    """Return the names of the classes in the notes beside shards of one job; None if they have none.
+    """Return the class names in the notes beside shards of a single job; None if the notes have none.
 
-    One file is read. `look` returns what is known of each shard, by its URL; it is called only if the notes have names.
+    Only one file is read. `look` returns known facts about each shard by URL. It is called only if the notes have
+    names.
     """
     places = notes_places(urls)
     if len(places) != 1 or len(places[0].numbers) != len(urls):
@@ -134,7 +135,7 @@ def names_beside(urls: Sequence[str], look: Callable[[], Mapping[str, Seen]]) ->
 
 
 def class_names_of(notes: SavedNotes, place: NotesPlace, seen: Mapping[str, Seen]) -> tuple[str, ...] | None:
-    """Return the names of the classes 0, 1, ...; None if the notes have none, or are those of other shards."""
+    """Return the names of the classes 0, 1, ...; None if the notes have none, or describe other shards."""
     shards = notes.shards or ()
     if notes.class_names is None or max(place.numbers.values()) >= len(shards):
         return None

@@ -1,4 +1,4 @@
-"""Plain webdataset tars: read front to back, or indexed, so that members can be read by position."""
+"""Plain webdataset tars: read sequentially, or indexed for reading members by position."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _HEADER = 512
 _SIZE_IN_HEADER = slice(124, 136)
 _NUM_PROBES = 3
 MAX_MEMBER_BYTES = 1 << 31
-_HEAD = 10  # bytes that tell a compressed file; a member of a plain tar may be named "BZh"
+_HEAD = 10  # bytes that identify a compressed file; a member of a plain tar may be named "BZh"
 _COMPRESSIONS = {
     "gzip": re.compile(rb"\x1f\x8b"),
     "bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
@@ -52,7 +52,7 @@ _COMPRESSIONS = {
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
 }
 _PACKAGES = {"zstd": "zstandard"}
-_SKIPPED = ("__meta__/", "__MACOSX/")  # webdataset's notes, and those of macOS
+_SKIPPED = ("__meta__/", "__MACOSX/")  # metadata of webdataset and of macOS
 _KINDS = {"link": "link", "sparse": "sparse file"}
 _SORTED = "`tar --sort=name --hard-dereference --dereference -cf NEW.tar -C FOLDER .`"
 
@@ -68,21 +68,21 @@ class Member(NamedTuple):
 
 
 Content = tuple[Member, Any]  # a member and its bytes, or None if they were not read
-Group = list[Content]  # of one sample
+Group = list[Content]  # the members of one sample
 
 
 def read_members(
     url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream, max_member_bytes: int = MAX_MEMBER_BYTES
 ) -> Generator[Group, None, None]:
-    """Yield the members of each of a tar's samples with their contents, front to back.
+    """Yield the members of each sample of a tar with their contents, sequentially.
 
-    Compressed tars are recognized by their first bytes, and remote ones are unpacked locally, so that reading can
-    continue where a request broke off. A small compressed file can hold very large members, which `max_member_bytes`
-    limits.
+    Compressed tars are recognized by their first bytes. Remote ones are decompressed locally, so that reading can
+    resume after an interrupted request. `max_member_bytes` limits the size of members, because a small compressed file
+    can hold very large ones.
 
     Raises:
         FileNotFoundError: The tar does not exist.
-        DataError: The tar is truncated, damaged, or not a tar; two members of a sample have the same extension.
+        DataError: The file is truncated, damaged, or not a tar, or two members of a sample have the same extension.
     """
     raw: Any
     file: Any
@@ -97,7 +97,7 @@ def read_members(
 
 
 def _opened(url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream) -> Any:
-    """Open a tar, to be read front to back."""
+    """Open a tar for sequential reading."""
     if not is_local(url):
         return open_stream(url)
     with naming(url):
@@ -105,7 +105,7 @@ def _opened(url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream)
 
 
 def _unpacked(url: str, raw: Any) -> Any:
-    """Return a context with the bytes of a tar that has just been opened: the file itself unless it is compressed."""
+    """Return a context with the bytes of a tar that was just opened: the file itself, or its decompressed contents."""
     compression = compression_of(url, raw)
     if compression is None:
         return nullcontext(raw)
@@ -118,7 +118,7 @@ def _unpacked(url: str, raw: Any) -> Any:
 
 
 def compression_of(url: str, file: Any) -> str | None:
-    """Return how a tar that has just been opened is compressed, by its first bytes; None if it is not."""
+    """Return the compression of a tar that was just opened, judged by its first bytes; None for a plain tar."""
     with _naming(url, StreamBytes(file), "a tar"):
         head = bytes(file.peek(_HEAD)[:_HEAD])
     return _compression_in(head)
@@ -129,15 +129,15 @@ def _compression_in(head: bytes) -> str | None:
 
 
 def is_compressed(url: str, version: Version) -> bool:
-    """Return whether a tar is compressed, by its first bytes: one small request if it is remote."""
+    """Return whether a tar is compressed, judged by its first bytes. A remote tar takes one small request."""
     size = version.size if 0 <= version.size < _HEAD else _HEAD
     return size > 0 and _compression_in(_Parts(url).read(0, size)) is not None
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return key and field like webdataset's `base_plus_ext`; no field if the member does not belong to a sample.
+    """Return the key and field of a member like webdataset's `base_plus_ext`. The field is empty for non-members.
 
-    Hidden files do not: macOS packs `._NAME`, its notes about a file, before each `NAME`.
+    Hidden files are not part of a sample: macOS packs `._NAME`, its metadata of a file, before each `NAME`.
     """
     folder, slash, file = name.rpartition("/")
     stem, _, field = file.partition(".")
@@ -150,7 +150,7 @@ def _members(
     url: str, source: ForwardBytes, is_wanted: Callable[[str], bool], max_bytes: float = math.inf
 ) -> Iterator[Content]:
     """Yield the members that belong to samples, with the contents of wanted fields and of numbers; None for others."""
-    longest: dict[str, float] = {}  # by field, up to which size contents are needed
+    longest: dict[str, float] = {}  # the size up to which contents are needed, by field
     for name, offset, size, kind in read_entries(source):
         key, field = _split(name)
         if not field or kind == "other":
@@ -186,7 +186,7 @@ def _members(
 
 @contextmanager
 def _naming(url: str, source: ForwardBytes, what: str) -> Iterator[None]:
-    """Replace errors by ones that name the shard and the place."""
+    """Replace errors with errors that name the shard and the offset."""
     try:
         yield
     except (UnreadableTarError, BrokenStreamError) as error:
@@ -203,7 +203,7 @@ def _grouped(url: str, members: Iterable[Content]) -> Iterator[Group]:
     """Yield the members of one sample at a time.
 
     Raises:
-        DataError: The members of a sample are in two places.
+        DataError: The members of a sample are not adjacent.
     """
     seen: set[str] = set()
     for group in _runs(url, members):
@@ -254,27 +254,26 @@ def index_shard(
     columns: Sequence[str] = (),
     checksum: Any = None,
 ) -> ShardIndex:
-    """Read the headers of a plain tar, and return where its members lie.
+    """Read the headers of a plain tar, and return the index of its members.
 
-    The members of a sample may be in several places; samples are in the order of their first members. Of local files,
-    only headers, integers such as classes, and the members that columns need are read; remote files are read
-    completely.
+    The members of a sample need not be adjacent; samples are in the order of their first members. In local files, only
+    headers, integers such as classes, and the members needed for columns are read. Remote files are read completely.
 
     Args:
         url: A path or URL.
         version: The version of the tar.
-        with_checksums: Whether to read all contents and keep their CRC-32.
-        columns: The names of the columns to keep, such as "json.width".
-        checksum: A hash object of hashlib for a remote tar, which is updated with all of its bytes.
+        with_checksums: Whether to read all contents and store their CRC-32.
+        columns: The names of the columns to store, such as "json.width".
+        checksum: A hash object of hashlib for a remote tar, which is updated with all bytes of the tar.
 
     Raises:
-        DataError: The tar is truncated, damaged, compressed, or not a tar; or a column cannot be kept.
+        DataError: The file is truncated, damaged, compressed, or not a tar, or a column cannot be stored.
         FieldError: No sample has a value of a column.
     """
     builder = IndexBuilder()
     kept = ColumnBuilder(url, columns)
     is_here = is_local(url)
-    numbers: dict[str, int] = {}  # of samples, by key
+    numbers: dict[str, int] = {}  # sample numbers by key
     file: Any
     with _opened(url) as file:
         if compression_of(url, file) is not None:
@@ -300,8 +299,8 @@ def index_shard(
 def is_index_of(index: ShardIndex, url: str) -> bool:
     """Return whether an index describes a tar.
 
-    All headers, classes and columns of a local tar are compared, which takes 10 us for each member. Of a remote one,
-    the sizes and classes of a few samples are.
+    For a local tar, all headers, classes and columns are compared, which takes 10 us per member. For a remote one, only
+    the sizes and classes of a few samples are compared.
     """
     if is_local(url):
         try:
@@ -322,16 +321,16 @@ def _without_checksums(index: ShardIndex) -> bytes:
 
 
 def ends_early(index: ShardIndex, url: str) -> bool:
-    """Return whether an index stops at more zeros than end a tar: it was made of a damaged shard."""
+    """Return whether an index stops at more zeros than end a tar, because it was made from a damaged shard."""
     ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
     start = max((end + -end % _HEADER for end in ends), default=0)
     stop = index.version.size
-    # The next block is not empty if it belongs to a member that is no part of a sample.
+    # The next block is not empty if it belongs to a member outside of any sample.
     return stop - start > LONGEST_END and not _Parts(url).read(start, start + _HEADER).strip(b"\0")
 
 
 class _Parts:
-    """Reads parts of a shard; if the server sends the whole file instead, that is requested only once."""
+    """Reads parts of a shard. If the server sends the whole file instead, the file is requested only once."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -357,7 +356,7 @@ def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
     stop = offset + (0 if places.values is None else size)
     content = shard.read(start, stop)
     digits = content[_SIZE_IN_HEADER].strip(b" \0")
-    is_plain = digits.isdigit()  # larger sizes than 8 GiB are in another notation
+    is_plain = digits.isdigit()  # sizes above 8 GiB have another notation
     if len(content) < stop - start or (is_plain and int(digits, 8) != size):
         return False
     text = _text(content[_HEADER:])
@@ -365,12 +364,12 @@ def _is_there(shard: _Parts, places: Places, sample: int) -> bool:
 
 
 def add_sample(builder: IndexBuilder, group: Group, number: int | None = None) -> None:
-    """Add members to an index, each with its content, if that has been read.
+    """Add members to an index, each with its content if that was read.
 
     Args:
         builder: The index.
         group: Members of one sample.
-        number: The number of the sample; None is a new one.
+        number: The number of the sample; None adds a new one.
     """
     rows: list[MemberRow] = []
     for (_, field, _, offset, size), content in group:
@@ -389,11 +388,11 @@ def _text(content: bytes) -> str:
 
 
 class DottedKeys:
-    """Warns once about samples that were merged because their keys have dots.
+    """Warns once about samples that were merged because their keys contain dots.
 
-    `img.7.jpg` and `img.8.jpg` are members `7.jpg` and `8.jpg` of one sample, since a key ends at the first dot. So are
-    the frames of a clip or the cameras of a scene, and rightly: but those have the same names in other samples, or a
-    member without such a name beside them.
+    A key ends at the first dot, so `img.7.jpg` and `img.8.jpg` are members `7.jpg` and `8.jpg` of one sample. This is
+    intended for the frames of a clip or the cameras of a scene. Those are recognized because other samples have members
+    of the same names, or because the sample has a member without such a name.
     """
 
     def __init__(self, *, warns: bool = True) -> None:
@@ -422,7 +421,7 @@ class DottedKeys:
             self._is_decided = True
 
     def end(self) -> None:
-        """End the samples: a single suspect counts as merged if each of its parts has several members."""
+        """Finish: a single suspect counts as merged if each of its parts has several members."""
         if (
             not self._is_decided
             and self._first is not None

@@ -1,4 +1,4 @@
-"""Paths and URLs as text: expand them, compare them, and find what distinguishes them."""
+"""Paths and URLs as text: expand them, compare them, and find their distinguishing parts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SAS = re.compile(r"s(ig|[etpvrs]|rt|ip|pr|dd|aoid|uoid|cid|koid|ktid|kt|ke|ks|k
 
 
 def is_local(url: str) -> bool:
-    """Return whether `url` is a local path, whose names may hold "::" ("12::30.jpg")."""
+    """Return whether `url` is a local path. Local names may contain "::" ("12::30.jpg")."""
     return "://" not in url
 
 
 def check_roots(local_root: Any, global_root: Any) -> None:
-    """Raise unless the roots of copies are a local folder, and a path or URL."""
+    """Raise unless the roots of copies are a local folder and a path or URL."""
     if not isinstance(local_root, str | os.PathLike) or not is_local(os.fspath(local_root)):
         raise TypeError(must_be("local_root", "a local folder", local_root))
     check_type("global_root", global_root, str | os.PathLike, "a path or an fsspec URL")
@@ -52,7 +52,7 @@ def local_folder(folder: Any, hint: str) -> str:
 
 
 def split_chain(url: str) -> tuple[str, str, str]:
-    """Return the first part of a chained URL, the mark "::" and the rest; both are empty for all others.
+    """Return the first part of a chained URL, the mark "::" and the rest; for other URLs, the last two are empty.
 
     >>> split_chain("zip://birds::file:///b.zip"), split_chain("std::vector/1.jpg")
     (('zip://birds', '::', 'file:///b.zip'), ('std::vector/1.jpg', '', ''))
@@ -61,9 +61,9 @@ def split_chain(url: str) -> tuple[str, str, str]:
 
 
 def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, param: str = "urls") -> list[str]:
-    """Return the URLs with brace ranges written out, as webdataset writes them: "birds-{000..127}.tar".
+    """Return the URLs with brace ranges expanded, in webdataset's notation: "birds-{000..127}.tar".
 
-    Errors name them as the parameter `param`.
+    Errors refer to the parameter `param`.
 
     >>> expand_urls("birds-{08..10}.tar")
     ['birds-08.tar', 'birds-09.tar', 'birds-10.tar']
@@ -86,7 +86,7 @@ def expand_urls(urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 
 
 def _joined_by_webdataset(text: str) -> list[str]:
-    """Return the paths of tars that are joined as webdataset joins them: "a.tar::b.tar". Other names may hold "::"."""
+    """Return the paths of tars joined in webdataset's notation, "a.tar::b.tar". Other names may contain "::"."""
     parts = text.split("::")
     is_joined = is_local(text) and all(_TAR.search(part) for part in parts) and not os.path.exists(text)  # noqa: PTH110
     return parts if is_joined else [text]
@@ -94,9 +94,9 @@ def _joined_by_webdataset(text: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def identity_of(url: str) -> str:
-    """Return a URL without user, password, signature and expiry, so that it is the same for all users and times.
+    """Return a URL without user, password, signature and expiry, so that it is equal for all users and at all times.
 
-    Keys, caches, fingerprints and states use it. Query parameters that may select the file are kept.
+    Keys, caches, fingerprints and states use it. Query parameters that may select the file are preserved.
 
     >>> identity_of("https://ada:pw@host/a.tar?X-Amz-Signature=1f&X-Amz-Expires=60&versionId=3")
     'https://host/a.tar?versionId=3'
@@ -115,7 +115,7 @@ def _identity_of_part(url: str) -> str:
     user, _, place = host.rpartition("@")
     host = host if protocol in _CONTAINERS and ":" not in user else place
     kept = [entry for entry in query.split("&") if entry and not _SIGNED.match(entry.partition("=")[0])]
-    # Azure's other names are too common to drop without it.
+    # Azure's other names are too common to drop otherwise.
     if any(entry.startswith("sig=") for entry in kept):
         kept = [entry for entry in kept if not _SAS.match(entry)]
     return f"{protocol}://{host}{slash}{path}{'?' if kept else ''}{'&'.join(kept)}"
@@ -131,7 +131,7 @@ def path_of(url: str) -> str:
 
 
 def join_url(root: str, path: str) -> str:
-    """Return the URL of a file below `root`, also where `root` lies in another file: "zip://birds::file:///b.zip".
+    """Return the URL of a file below `root`, even if `root` is inside another file: "zip://birds::file:///b.zip".
 
     >>> join_url("zip://birds::file:///b.zip", "heron/1.jpg")
     'zip://birds/heron/1.jpg::file:///b.zip'
@@ -140,7 +140,7 @@ def join_url(root: str, path: str) -> str:
     >>> join_url("std::vector/", "1.jpg")
     'std::vector/1.jpg'
     """
-    # Image folders join a path for each sample, so this does not call `split_chain`.
+    # Image folders join a path for each sample, so this avoids calling `split_chain`.
     if "://" not in root:
         return f"{root.rstrip('/')}/{path}"
     folder, separator, rest = root.partition("::")
@@ -149,7 +149,7 @@ def join_url(root: str, path: str) -> str:
 
 
 def folder_of(url: str) -> str:
-    """Return the folder of a file, to which `join_url` adds other files.
+    """Return the folder of a file. `join_url` appends other files to it.
 
     >>> folder_of("s3://birds/a/0.csv"), folder_of("0.csv"), folder_of("memory://0.csv")
     ('s3://birds/a', '', 'memory://')
@@ -163,7 +163,7 @@ def folder_of(url: str) -> str:
 
 
 def relative_names(urls: Sequence[str]) -> list[str]:
-    """Return what distinguishes the URLs: their file names, and the folders that not all of them share.
+    """Return the distinguishing parts of the URLs: file names, and the folders that not all URLs share.
 
     >>> relative_names(["s3://birds/0.tar", "s3://birds/1.tar"])
     ['0.tar', '1.tar']
