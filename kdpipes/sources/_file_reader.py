@@ -1,4 +1,4 @@
-"""Read whole files, which are prefetched: remote ones by threads, local ones by the operating system."""
+"""Read whole files with prefetching: remote files by threads, local files by the operating system."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _GUESS = 1 << 20  # the size assumed for files of unknown size
 
 
 class FileReader:
-    """Reads the files of field `x`. Until one has been read, only the first positions are prefetched.
+    """Reads the files of field `x`. Until the first file has been read, only the first positions are prefetched.
 
-    A copy starts without prefetched files.
+    Copies start without prefetched files.
     """
 
     def __init__(self, access: Access) -> None:
@@ -37,15 +37,15 @@ class FileReader:
         return FileReader, (self.access,)
 
     def forget(self) -> None:
-        """Start over, without a thread."""
+        """Reset this object, without a thread."""
         self._thread: Threads | None = None
 
     def prefetch(self, order: Order, files_at: Callable[[list[int]], list[tuple[str, int]]]) -> None:
-        """Start to read the files of the next positions.
+        """Start to read the files at the next positions.
 
         Args:
             order: The positions.
-            files_at: A function from positions to the URL and the size of each file; -1 for an unknown size.
+            files_at: A function that maps positions to the URL and the size of each file, -1 if unknown.
         """
         if order.is_epoch:
             return
@@ -69,11 +69,11 @@ class FileReader:
 
 
 def _load(paths: list[str]) -> None:
-    """Let the system load files into its cache. To open a file may wait for the disk, so a thread does it."""
-    if not hasattr(os, "posix_fadvise"):  # macOS and Windows
+    """Make the system load files into its cache. A thread does this, because opening a file may wait for the disk."""
+    if not hasattr(os, "posix_fadvise"):  # not on macOS and Windows
         return
     for path in paths:
-        with suppress(OSError):  # the error is raised when the file is read
+        with suppress(OSError):  # reading the file raises the error
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)

@@ -29,14 +29,14 @@ from kdpipes.storage.urls import is_local
 
 Fetch = Literal["auto", "members", "shards"]
 _log = logger(__name__)
-_KEPT = 4  # orders that are kept waiting, so that they do not pile up if no field is ever read
-_SPARE = 1  # the shard that comes next, in addition to those that are read at the same time
+_KEPT = 4  # maximum number of waiting orders, so that they do not pile up if no field is ever read
+_SPARE = 1  # the next shard, in addition to those that are read at the same time
 _ON_DISK = ("file://", "local://")
-_BLOCK = 512  # bytes of a block of a tar; a header is one block, and contents are padded to whole blocks
+_BLOCK = 512  # bytes of a tar block: a header is one block, and contents are padded to whole blocks
 
 
 class Habit:
-    """The fields that this process has read so far, and the positions to prefetch as soon as one is known."""
+    """The fields that this process has read so far, and the positions to prefetch once a field is known."""
 
     def __init__(self) -> None:
         self.fields: set[str] = set()
@@ -44,8 +44,8 @@ class Habit:
         self._waiting: list[NDArray[Any]] = []
 
     def due(self, positions: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return the positions to prefetch: the first ones at once, later ones when a field has been read."""
-        # Until then, it is unknown which fields are needed; reading all of them may transfer many times as many bytes.
+        """Return the positions to prefetch: the first positions at once, later ones after a field has been read."""
+        # Until then, the needed fields are unknown, and reading all fields may transfer many times as many bytes.
         if not self.fields and self._is_begun:
             self._waiting = [*self._waiting, positions][-_KEPT:]
             return []
@@ -56,16 +56,16 @@ class Habit:
 
 
 class MemberReader:
-    """Reads members of shards. Remote ones are prefetched, as whole shards or by members, to transfer fewer bytes.
+    """Reads members of shards. Remote ones are prefetched as whole shards or by members, whichever is fewer bytes.
 
-    The threads of a loader share one reader. The first thread that begins an epoch chooses how to read it, and the
-    others wait for the choice. A copy starts without a choice and without prefetched data.
+    The threads of a loader share one reader. The first thread to begin an epoch chooses how to read it, and the others
+    wait for this choice. Copies start without a choice and without prefetched data.
 
     Args:
-        fetch: How remote shards are read: "shards" (whole), "members", or "auto": whole in an epoch that goes shard by
-            shard and needs at least half of their bytes.
+        fetch: How to read remote shards: "shards" (whole shards), "members", or "auto": whole shards if the epoch is
+            read shard by shard and needs at least half of their bytes.
         cache: The local cache of whole shards.
-        access: The options for remote storage.
+        access: The access settings for remote storage.
     """
 
     def __init__(self, fetch: Fetch, cache: ShardCache, access: Access) -> None:
@@ -74,17 +74,17 @@ class MemberReader:
         self._cache = cache
         self._ranges = RangeReader()
         self._habit = Habit()
-        self._expected: tuple[Order, ...] = ()  # of the epoch that begins
-        self._begun: bytes | None = None  # the digest of its positions
+        self._expected: tuple[Order, ...] = ()  # orders of the epoch that is about to begin
+        self._begun: bytes | None = None  # the digest of the current epoch's positions
         self._is_ordered = False
         self._is_whole = fetch == "shards"
-        self._soon: deque[list[int]] = deque(maxlen=_KEPT)  # shards that were prefetched last
-        self._due: set[int] = set()  # shards of this epoch that were prefetched, and so may be downloaded
+        self._soon: deque[list[int]] = deque(maxlen=_KEPT)  # the shards prefetched most recently
+        self._due: set[int] = set()  # prefetched shards of this epoch, which may therefore be downloaded
         self.forget()
         forget_after_fork(self)
 
     def forget(self) -> None:
-        """Make a new lock. After a fork, no thread would release the old one if one of the parent held it."""
+        """Create a new lock. After a fork, a lock held by a thread of the parent would never be released."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,11 +92,11 @@ class MemberReader:
 
     @property
     def indexes_copies(self) -> bool:
-        """Whether a shard without an index is copied whole, and its copy is indexed."""
+        """Whether shards without an index are copied as a whole, so that the copy is indexed."""
         return self._fetch == "shards"
 
     def has_copy(self, url: str, version: Version) -> bool:
-        """Return whether a version of a shard can be read from the local cache."""
+        """Return whether a version of a shard is in the local cache."""
         return self._is_cached(url) and self._cache.has(Shard(url, version))
 
     def copy_of(self, url: str, version: Version) -> str | None:
@@ -106,7 +106,7 @@ class MemberReader:
         return self._cache.path_of(Shard(url, version), fetches=self._fetch == "shards")
 
     def prefetch(self, catalog: Catalog, order: Order) -> None:
-        """Store the order of an epoch that begins, or start to read the samples that are fetched next."""
+        """Store the order of an epoch that is about to begin, or start to read the next samples."""
         if order.is_epoch:
             with self._lock:
                 self._expected = (*self._expected, order)
@@ -124,12 +124,12 @@ class MemberReader:
                     self.prefetch_fields(catalog, due.tolist(), set(self._habit.fields) or set(catalog.fields))
 
     def prefetch_fields(self, catalog: Catalog, indices: Iterable[int], fields: set[str]) -> None:
-        """Start to read some fields by ranges."""
+        """Start to read some fields of samples by ranges."""
         with using(self._access):
             self._ranges.prefetch(span for index in indices for span in _spans(catalog, index, fields))
 
     def read(self, catalog: Catalog, index: int, field: str, places: Places) -> bytes:
-        """Return the content of a member whose place is in `places`; fewer bytes if a local shard ends early.
+        """Return the content of a member with its location in `places`; fewer bytes if a local shard ends early.
 
         Raises:
             DataError: The member cannot be read, or differs from the index.
@@ -161,21 +161,21 @@ class MemberReader:
                 if is_copy and num_damaged:
                     self._cache.repair(_shard(catalog, number), span.start, content)
                 return content
-            content = bytes(read_range(span))  # it may have been damaged in transit
+            content = bytes(read_range(span))  # the content may have been damaged in transit
         raise DataError(
             f"Sample {catalog.key(index)!r} differs from the index: the checksum of the {len(content)} bytes at offset "
             f"{span.start} of {span.url!r} does not match. Index the shard again: `kdpipes index`."
         )
 
     def _is_cached(self, url: str) -> bool:
-        """Return whether a shard may be copied to the local cache: only if it is remote."""
+        """Return whether a shard may be copied to the local cache, which requires that it is remote."""
         return self._fetch != "members" and not is_local(url) and not url.startswith(_ON_DISK)
 
     def _begin(self, catalog: Catalog, orders: Sequence[Order]) -> None:
         """Choose how to read an epoch.
 
-        There is an order for each place of this source in the chain and each thread. It is empty if the epoch does not
-        go shard by shard.
+        There is one order per thread and per occurrence of this source in the chain. It is empty if the epoch is not
+        read shard by shard.
         """
         is_cached = np.array([self._is_cached(url) for url in catalog.urls], dtype=bool)
         surveys = {survey.digest: survey for survey in (Survey(catalog.shards, is_cached, order) for order in orders)}
@@ -234,12 +234,12 @@ class MemberReader:
 
 
 class Visits(NamedTuple):
-    """The intervals of an epoch in which shards are needed, sorted by their starts; all arrays are `[n]`.
+    """The intervals of an epoch in which shards are needed, sorted by start. All arrays are `[n]`.
 
     Args:
         shards: The numbers of the shards.
-        starts: The places in the epoch at which the intervals start.
-        stops: The places before which they end.
+        starts: The ordinals at which the intervals start.
+        stops: The ordinals before which they end.
     """
 
     shards: NDArray[np.int64]
@@ -247,7 +247,7 @@ class Visits(NamedTuple):
     stops: NDArray[np.int64]
 
     def untils(self) -> NDArray[np.int64]:
-        """Return for each visit the last visit that begins before it ends."""
+        """For each visit, return the last visit that begins before the visit ends."""
         untils: NDArray[np.int64] = np.searchsorted(self.starts, self.stops - 1, side="right") - 1
         return untils
 
@@ -255,11 +255,11 @@ class Visits(NamedTuple):
 class Survey:
     """The shards that an epoch needs, in order, read from its positions window by window.
 
-    Positions are not kept: an epoch of 10^7 samples takes one byte for each sample of the source.
+    Positions are not stored: an epoch of 10^7 samples takes one byte per sample of the source.
 
     Args:
         shards: The shard of each sample of the source, `[size]`.
-        is_counted: For each shard, whether it counts.
+        is_counted: Whether to include each shard, `[num_shards] bool`.
         orders: The positions of the epoch, in windows; each is iterated twice.
 
     >>> Survey(np.array([3, 3, 0, 1, 0, 1]), np.ones(4, dtype=bool), [np.arange(6)]).visits.shards
@@ -270,9 +270,9 @@ class Survey:
         self._shards = shards
         self._is_counted = is_counted
         self.orders = orders
-        self.is_used = np.zeros(len(shards), dtype=bool)  # which samples of the source are needed
-        self.counts = np.zeros(len(is_counted), dtype=np.int64)  # how many samples of each shard are needed
-        self._num_runs = 0  # how many times the epoch goes on to another shard
+        self.is_used = np.zeros(len(shards), dtype=bool)  # samples of the source that are needed
+        self.counts = np.zeros(len(is_counted), dtype=np.int64)  # number of needed samples of each shard
+        self._num_runs = 0  # number of changes from one shard to another
         digest = hashlib.blake2b(digest_size=16)
         last = -1
         for positions, numbers in self._counted(digest.update):
@@ -284,7 +284,7 @@ class Survey:
         self.digest = digest.digest()  # of all positions
 
     def _counted(self, note: Callable[[bytes], None] | None = None) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield positions and their shards, window by window, without those whose shards do not count."""
+        """Yield positions and their shards window by window, omitting shards that are not counted."""
         for positions in chain.from_iterable(self.orders):
             if note is not None:
                 note(positions.astype(np.int64, copy=False).tobytes())
@@ -295,10 +295,10 @@ class Survey:
 
     @cached_property
     def visits(self) -> Visits:
-        """The visits of the epoch; a shard that is needed again soon is still being visited."""
+        """The visits of the epoch. A shard that is needed again soon is still being visited."""
         far = AT_ONCE * self.num_samples // max(int(np.count_nonzero(self.counts)), 1)
         latest = np.zeros(len(self.counts), dtype=np.int64)  # the last visit of each shard so far
-        ends = np.full(len(self.counts), -far - 1)  # where that ends; long before the epoch where there is none
+        ends = np.full(len(self.counts), -far - 1)  # the end of that visit; long before the epoch if there is none
         shards, begins, places, stops = ([np.zeros(0, dtype=np.int64)] for _ in range(4))
         size = done = 0
         for _, numbers in self._counted():
@@ -308,11 +308,11 @@ class Survey:
             which = numbers[starts][order]
             starts = starts[order] + done
             ends_of_runs = np.append(edges, len(numbers))[order] + done
-            is_first = np.diff(which, prepend=-1) != 0  # of its shard, in this window
+            is_first = np.diff(which, prepend=-1) != 0  # the first run of its shard in this window
             is_new = starts - np.where(is_first, ends[which], np.roll(ends_of_runs, 1)) > far
             known = np.where(is_new, size + np.cumsum(is_new) - 1, latest[which])
             visits = known[np.maximum.accumulate(np.where(is_new | is_first, np.arange(len(which)), 0))]
-            latest[which], ends[which] = visits, ends_of_runs  # of equal indices, NumPy keeps what comes last
+            latest[which], ends[which] = visits, ends_of_runs  # for equal indices, NumPy keeps the last value
             shards.append(which[is_new])
             begins.append(starts[is_new])
             is_last = np.append(visits[1:] != visits[:-1], True)
@@ -327,11 +327,11 @@ class Survey:
         return Visits(np.concatenate(shards)[by_start], start_of[by_start], stop_of[by_start])
 
     def goes_by_shards(self) -> bool:
-        """Return whether the epoch reads shard after shard, or a few side by side."""
+        """Return whether the epoch reads the shards in sequence, or a few of them side by side."""
         if not self.num_samples:
             return False
         num_shards = int(np.count_nonzero(self.counts))
-        most = 2 * num_shards * self.num_samples / np.count_nonzero(self.is_used)  # twice for each round
+        most = 2 * num_shards * self.num_samples / np.count_nonzero(self.is_used)  # two runs for each round
         if self._num_runs <= most:
             return True
         num_at_once = (self.visits.stops - self.visits.starts).sum() / self.num_samples
@@ -346,16 +346,16 @@ def _shard(catalog: Catalog, number: int) -> Shard:
 
 
 def _places(catalog: Catalog, fields: set[str]) -> list[Places]:
-    """Return the places of the fields that are stored in members; others are in the index."""
+    """Return the locations of the fields that are stored in members; other fields are in the index."""
     return [places for field in fields if isinstance(places := catalog.fields[field], Places)]
 
 
 def _bytes_of(
     catalog: Catalog, fields: set[str], is_used: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return for each shard the bytes of `fields` of the used samples, and the bytes of all members."""
+    """For each shard, return the bytes of `fields` in used samples, and the bytes of all members."""
     used, whole = (np.zeros(len(catalog.urls)) for _ in range(2))
-    for start in range(0, len(catalog), WINDOW):  # in windows, because sizes are large arrays
+    for start in range(0, len(catalog), WINDOW):  # in windows, because the arrays of sizes are large
         window = slice(start, start + WINDOW)
         shards = catalog.shards[window]
         used += np.bincount(shards, _sizes(catalog, fields, window) * is_used[window], len(catalog.urls))
@@ -364,7 +364,7 @@ def _bytes_of(
 
 
 def _sizes(catalog: Catalog, fields: set[str], window: slice) -> NDArray[np.int64]:
-    """Return the bytes of some fields of each sample of a window, with headers and padding."""
+    """Return the number of bytes that some fields take in each sample of a window, with headers and padding."""
     sizes = np.zeros(len(catalog.shards[window]), dtype=np.int64)
     for places in _places(catalog, fields):
         padded = _BLOCK + -(-places.sizes[window] // _BLOCK) * _BLOCK

@@ -26,35 +26,35 @@ try:
     import pyarrow.csv  # type: ignore[import-untyped]
     import pyarrow.json  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
-except ImportError:  # without the extra `table`
+except ImportError:  # the extra `table` is not installed
     pa = None
 
-_BLANK = " "  # as a delimiter: any number of blanks and tabs
+_BLANK = " "  # used as a delimiter for any number of blanks and tabs
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": _BLANK}
 _GUESSED = (",", "\t", ";", "|")
 _JSON_LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (".parquet", *_DELIMITERS, *_JSON_LINES)
 _PACKED = (".gz", ".bz2", ".zst")
 _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}  # by the first bytes
-_HEAD = 1 << 16  # bytes from which the delimiter is guessed
-_BLOCK = 1 << 28  # bytes of a file that are parsed together if a row or a change of types does not fit pyarrow's blocks
+_HEAD = 1 << 16  # number of bytes for guessing the delimiter
+_BLOCK = 1 << 28  # bytes parsed together, if a row or a change of types does not fit pyarrow's blocks
 _LARGE = 2.0**63  # integers from here on need all 64 bits
-# Arrow raises these where it cannot convert values.
+# Arrow raises these errors if it cannot convert values.
 _ERRORS = (ValueError, TypeError, OverflowError, NotImplementedError)
 _HUGGING_FACE = b"huggingface"  # the entry of a schema's metadata that holds the features
 
 
 def read_files(urls: Sequence[str], *, texts: Collection[str], header: bool, sep: str | None) -> Any:
-    """Return the rows of files as one table of pyarrow.
+    """Return the rows of files as one pyarrow table.
 
     Args:
         urls: The paths or URLs of the files.
-        texts: The columns whose entries stay text if they are read from a file of text.
-        header: Whether the first line of a file of text names the columns.
-        sep: The delimiter of files of text; None is guessed.
+        texts: The columns whose entries remain text if they are read from a text file.
+        header: Whether the first line of a text file names the columns.
+        sep: The delimiter of text files; None guesses it.
 
     Raises:
-        DataError: A file cannot be read, two columns have the same name, or the files do not fit each other.
+        DataError: A file cannot be read, two columns have the same name, or the columns of files have different types.
     """
     parts = [(url, _with_unique_names(_read(url, texts=texts, header=header, sep=sep), repr(url))) for url in urls]
     for url, rows in parts[1:]:
@@ -70,11 +70,11 @@ def read_files(urls: Sequence[str], *, texts: Collection[str], header: bool, sep
 
 
 def as_arrow(table: Any) -> Any:
-    """Return a table in memory as one of pyarrow.
+    """Return a table in memory as a pyarrow table.
 
     Raises:
         DataError: The table cannot be converted, or two columns have the same name.
-        TypeError: This is not a table.
+        TypeError: The object is not a table.
     """
     try:
         return _with_unique_names(_converted(table), "The table")
@@ -105,7 +105,7 @@ def _with_unique_names(rows: Any, where: str) -> Any:
 
 
 def class_names_of(rows: Any, column: str) -> tuple[str, ...] | None:
-    """Return the names that Hugging Face's `ClassLabel` gives the numbers of a column, or None."""
+    """Return the names that a Hugging Face `ClassLabel` assigns to the numbers of a column, or None."""
     try:
         features = json.loads((rows.schema.metadata or {})[_HUGGING_FACE])["info"]["features"]
         names = features[column]["names"]
@@ -115,10 +115,10 @@ def class_names_of(rows: Any, column: str) -> tuple[str, ...] | None:
 
 
 def files_of(table: Any, *, sep: str | None, names_files: bool) -> list[str]:
-    """Return the paths or URLs of a table's files: those of globs, brace ranges and folders in sorted order.
+    """Return the paths or URLs of a table's files; globs, brace ranges and folders are expanded in sorted order.
 
-    Return an empty list for a table in memory. A warning counts and names the other files of a folder, except if
-    `names_files`: its rows may name them.
+    Return an empty list for a table in memory. A warning counts and names the other files in a folder, except with
+    `names_files`, because the rows may name them.
 
     Raises:
         FileNotFoundError: No file matches.
@@ -141,7 +141,7 @@ def files_of(table: Any, *, sep: str | None, names_files: bool) -> list[str]:
 
 def _in_folder(url: str, *, names_files: bool) -> list[str]:
     suffixes = [f"{suffix}{packed}" for suffix in _SUFFIXES for packed in ("", *_PACKED)]
-    # Files like "_SUCCESS" belong to the programs that write tables.
+    # Files like "_SUCCESS" are written by programs that write tables.
     files = [name for name in list_files(url, ("",)) if not name.rpartition("/")[2].startswith("_")]
     names = [name for name in files if name.lower().endswith(tuple(suffixes))]
     if not names:
@@ -167,7 +167,7 @@ def _suffix(url: str) -> str:
 
 
 class _File:
-    """A file of a table, which is opened for each pass. A remote file is downloaded once."""
+    """A file of a table, which is opened for each pass. A remote file is downloaded only once."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -179,7 +179,7 @@ class _File:
             return pa.OSFile(self.url) if self._content is None else pa.BufferReader(self._content)
 
     def unpacked(self) -> Any:
-        """Open the file; if it is compressed, what it holds is decompressed."""
+        """Open the file, with its contents decompressed if necessary."""
         with self.raw() as file:
             start = file.read(4)
         codec = next((codec for magic, codec in _CODECS.items() if start.startswith(magic)), None)
@@ -236,7 +236,7 @@ def _with_large_integers(read: Callable[[Mapping[str, Any]], Any]) -> Any:
 
 
 def _with_texts(kind: Any) -> Any:
-    """Return a type in which the texts that pyarrow takes for times are texts: JSON has no times."""
+    """Return a type in which texts that pyarrow parsed as times are texts again, because JSON has no times."""
     if pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_struct(kind):
@@ -245,7 +245,7 @@ def _with_texts(kind: Any) -> Any:
 
 
 def _delimiter(file: _File, usual: str) -> str:
-    """Return the delimiter that divides all first lines into the same number of entries: if possible, the usual one."""
+    """Return a delimiter that splits all first lines into equally many entries: if possible, the usual one."""
     with file.unpacked() as opened:
         head = bytes(opened.read(_HEAD))
     lines = head.decode("utf-8-sig", "replace").splitlines(keepends=True)
@@ -281,20 +281,20 @@ def _read_text(file: _File, *, texts: Collection[str], header: bool, delimiter: 
     except pa.ArrowInvalid as error:
         if "UTF8" in str(error):
             texts = ()  # columns that are not UTF-8 become binary
-        block = _BLOCK  # types are guessed from the first block, and a row must fit one
+        block = _BLOCK  # types are guessed from the first block, and a row must fit into one block
         rows = read(texts, block)
     binary = next((field.name for field in rows.schema if pa.types.is_binary(field.type)), None)
     if binary is not None:
         raise DataError(f"Column {binary!r} of {file.url!r} has text that is not UTF-8. {_encoding_hint(file.url)}")
     empty = {field.name for field in rows.schema if pa.types.is_null(field.type)}
-    rows = read({*texts, *empty}, block) if empty else rows  # they may hold "NA"
+    rows = read({*texts, *empty}, block) if empty else rows  # these columns may hold "NA"
     rows = _with_large_integers(lambda types: read({*texts, *empty}, block, types) if types else rows)
     columns = [_with_missing(column) for column in rows.columns]
     return pa.Table.from_arrays(columns, names=rows.column_names)
 
 
 def _with_missing(column: Any) -> Any:
-    """Return a column in which empty texts are missing; "NA" or "null" may be a class, a country or a name."""
+    """Return a column in which only empty texts are missing: "NA" or "null" may be a class, a country or a name."""
     return pc.if_else(pc.equal(column, ""), None, column) if pa.types.is_string(column.type) else column
 
 
@@ -316,7 +316,7 @@ def _converted(table: Any) -> Any:
     if hasattr(table, "iloc") and hasattr(table, "columns"):  # pandas
         try:
             return pa.Table.from_pandas(table, preserve_index=False)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # but not for two columns of one name
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # not for two columns of the same name
             return _columns_of(table)
     if hasattr(table, "to_arrow"):  # polars
         return table.to_arrow()
@@ -326,7 +326,7 @@ def _converted(table: Any) -> Any:
 
 
 def _as_column(values: Any) -> Any:
-    """Return an entry of a dictionary of columns as a column of Arrow, which keeps its type."""
+    """Return an entry of a dictionary of columns as an Arrow column of the same type."""
     if hasattr(values, "to_arrow"):  # polars
         return values.to_arrow()
     values = values.numpy() if hasattr(values, "numpy") and hasattr(values, "detach") else values
@@ -336,7 +336,7 @@ def _as_column(values: Any) -> Any:
     try:
         return pa.array(values)
     except _ERRORS:
-        for options in ({"type": pa.uint64()}, {"from_pandas": True}):  # where missing values may be NaN or NaT
+        for options in ({"type": pa.uint64()}, {"from_pandas": True}):  # missing values may be NaN or NaT
             with suppress(*_ERRORS):
                 return pa.array(values, **options)
         raise

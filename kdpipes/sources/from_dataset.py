@@ -42,9 +42,9 @@ _LABELS = ("targets", "labels")  # attributes of datasets
 _IN_MEMORY = (list, tuple, np.ndarray, TensorDataset)
 _LOADING = "loading an item"
 _NAMES = "_kdpipes_names"
-_NUM_COMPARED = 4  # items whose labels are compared with those that an attribute of the dataset holds
-_SHOWN = 60  # characters of a label in a warning
-_SHARED = "_kdpipes_shared"  # an attribute of users' own classes
+_NUM_COMPARED = 4  # number of items whose labels are compared with the dataset's attribute
+_SHOWN = 60  # number of characters of a label in a warning
+_SHARED = "_kdpipes_shared"  # an attribute of users' classes
 
 
 @called_as("from_dataset")
@@ -53,7 +53,7 @@ class DatasetReaderMapDataPipe(MapPipe):
 
     If the dataset has methods `getitem_x(index)`, `getitem_y(index)`, ... (KappaData's convention), each field is
     loaded separately when it is read. A parameter `ctx` gets the sample's ctx, `rng` a generator. For any other
-    dataset, the whole item is loaded as soon as one of its fields is read. The global generators of `random`, NumPy and
+    dataset, the whole item is loaded when one of its fields is first read. The global generators of `random`, NumPy and
     torch are seeded for methods that take `ctx`, and for items of datasets that were seen to draw from them, so that
     random transforms of the dataset depend on the epoch only. If the dataset has a method `__getitems__`, as Hugging
     Face datasets do, and items are cheap, it is called once for many items.
@@ -63,11 +63,11 @@ class DatasetReaderMapDataPipe(MapPipe):
         fields: The names of an item's parts, in order, as one string; for items that are dictionaries, which keys to
             take. Not for datasets with `getitem_*` methods.
         labels: The labels, `[len(dataset)]`, which then are not read from the items. Text labels become class numbers.
-            By default, plans read the dataset's `targets` or `labels`, as torchvision's datasets have them, if some
-            items have been compared with them and hold the same labels.
+            By default, plans read the dataset's `targets` or `labels`, as in torchvision's datasets, if a comparison
+            with some items shows that they hold the same labels.
         class_names: The names of the classes 0, 1, ...; by default, the dataset's `classes` or `class_names`, those of
             a Hugging Face `ClassLabel`, or the sorted labels if these are text. Without class names, labels in items
-            stay as they are. "Labels" in docs/sources.md has all rules.
+            are unchanged. "Labels" in docs/sources.md has all rules.
 
     Workers: The dataset is shared with workers that are forked, and pickled for others.
 
@@ -106,7 +106,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         self._getters = list(_getters_of(dataset))
         self._fields = " ".join(self._getters) or fields
         self._labels: Shared[NDArray[Any]] | None = None
-        self._targets: Shared[NDArray[Any]] | None = None  # labels by which plans go, while items have the same
+        self._targets: Shared[NDArray[Any]] | None = None  # labels used by plans, as long as items agree with them
         self._is_compared = labels is not None
         self._class_names = check_class_names(class_names) or class_names_in(dataset, self._fields.split())
         self._has_given_names = class_names is not None
@@ -121,7 +121,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         return len(self), self._fields, self.class_names(), self._known_labels(), self._sketch
 
     def value_fingerprint(self) -> Any:
-        """Return the data that identify values in caches: the dataset's class and attributes, and the class names."""
+        """Return the data that identifies values in caches: the dataset's class and attributes, and the class names."""
         dataset = self._dataset.value
         identity = dataset.value_fingerprint() if isinstance(dataset, SampleSource) else self._dataset
         return identity, self._fields, self.class_names()
@@ -140,7 +140,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         return (Block(fields, rows, key=str),)
 
     def _parts(self) -> dict[str, Column]:
-        """Return the fields of the items, with labels as the dataset has them."""
+        """Return the fields of the items, with labels as stored in the dataset."""
         dataset = self._dataset.value
         names = self._fields.split()
         item = Column(_loader(dataset, self._use), what=_LOADING, many=partial(_items_at_once, dataset, self._use))
@@ -164,13 +164,13 @@ class DatasetReaderMapDataPipe(MapPipe):
         return frozenset(self._fields.split()) | (set() if self._labels is None else {"y"})
 
     def _read_labels(self) -> NDArray[Any] | None:
-        """Return the labels that replace those of the items: `labels=`, or texts that the dataset has for all items."""
+        """Return the labels that replace those in items: `labels=`, or texts that the dataset has for all items."""
         if self._has_texts:
             self._known_labels()
         return None if self._labels is None else self._labels.value
 
     def _known_labels(self) -> NDArray[Any] | None:
-        """Return the labels of all items, if they are known without loading all items."""
+        """Return the labels of all items if they are known without loading all items, or None."""
         if not self._is_compared:
             self._is_compared = True
             targets = self._candidate()
@@ -181,7 +181,7 @@ class DatasetReaderMapDataPipe(MapPipe):
         return None if known is None else known.value
 
     def _candidate(self) -> NDArray[Any] | None:
-        """Return the attribute of the dataset that may hold its labels."""
+        """Return the attribute of the dataset that may hold its labels, or None."""
         dataset = self._dataset.value
         if "y" not in self._fields.split() or self._getters or getattr(dataset, "target_transform", None) is not None:
             return None
@@ -192,7 +192,7 @@ class DatasetReaderMapDataPipe(MapPipe):
 
     def _keep(self, targets: NDArray[Any]) -> None:
         if self._class_names is not None:
-            with suppress(ValueError):  # reading the item names the sample
+            with suppress(ValueError):  # reading the item raises an error that names the sample
                 self._targets = Shared(number_labels(targets, self._class_names).column)
         elif self._has_texts:
             column, self._class_names = number_labels(targets)
@@ -201,13 +201,13 @@ class DatasetReaderMapDataPipe(MapPipe):
             self._targets = Shared(targets)
 
     def _agrees(self, targets: NDArray[Any]) -> bool:
-        """Return whether some items hold the labels that an attribute of the dataset has for them."""
+        """Return whether some items hold the same labels as an attribute of the dataset."""
         compared = 0
         for index in _places_to_compare(targets):
             try:
                 with using_key(SampleKey(0, 0, index)):
                     label = Sample(self._parts(), key=str(index), index=index)["y"]
-            except Exception:  # the item cannot be loaded, which is for `on_error` to decide
+            except Exception:  # the item cannot be loaded; `on_error` handles this
                 continue
             compared += 1
             if not is_same(label, targets[index], self._class_names):
@@ -222,10 +222,10 @@ class DatasetReaderMapDataPipe(MapPipe):
 
 
 def _places_to_compare(labels: NDArray[Any]) -> list[int]:
-    """Return some positions of labels, of different classes if there are some."""
+    """Return some positions of labels, from different classes if possible."""
     try:
         firsts = np.unique(labels, return_index=True)[1].tolist()
-    except TypeError:  # objects without an order
+    except TypeError:  # objects that cannot be ordered
         firsts = list(range(len(labels)))
     chosen = (
         [firsts[place * (len(firsts) - 1) // (_NUM_COMPARED - 1)] for place in range(_NUM_COMPARED)] if firsts else []
@@ -240,7 +240,7 @@ def _shortened(value: Any) -> str:
 
 
 def _in_order(labels: Any) -> Any:
-    """Return labels; raise ValueError for a Series of pandas that was shuffled, whose order may be meant either way."""
+    """Return labels. Raise ValueError for a shuffled pandas Series, whose order is ambiguous."""
     by_position("labels", labels)
     index = list(labels.index) if hasattr(labels, "iloc") else []
     if index != list(range(len(index))) and set(index) == set(range(len(index))):
@@ -254,12 +254,12 @@ def _in_order(labels: Any) -> Any:
 def _is_column(found: Any, size: int) -> bool:
     try:
         return bool(np.shape(found) == (size,))
-    except (TypeError, ValueError):  # NumPy rejects lists of different lengths, and tensors of bfloat16
+    except (TypeError, ValueError):  # NumPy rejects lists of different lengths and bfloat16 tensors
         return False
 
 
 def _hint_for(dataset: Any) -> str:
-    """Return a hint how to make a pipe of a dataset without positions."""
+    """Return a hint on making a pipe of a dataset without positions."""
     if hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
         return (
             "Read it as a stream: `from torch.utils.data.datapipes.iter import IterableWrapper`, "
@@ -367,9 +367,9 @@ class SampleSource(MapPipe):
     A method is called only when its field is read. A parameter `ctx` gets the sample's ctx, `rng` a generator. Entries
     that a method writes into the ctx are returned by `select(..., return_ctx=True)`; random draws are recorded after
     `record_ctx`. A method that draws random numbers must take one of the two parameters (with `ctx`, the global
-    generators are seeded). `__init__` need not call that of the base class. Forked workers share the attributes; for
-    other workers, they are pickled. Override `class_names()` if classes have names, and `read_column(name)` if all
-    values of a field are known at once; call `super()` for other fields.
+    generators are seeded). `__init__` need not call that of the base class. Attributes are shared with forked workers,
+    and pickled for other workers. Override `class_names()` if classes have names, and `read_column(name)` if all values
+    of a field are known at once; call `super()` for other fields.
 
     Example:
         >>> class Squares(kdp.SampleSource):
@@ -411,7 +411,7 @@ class SampleSource(MapPipe):
         return column if name != "y" or names is None else number_labels(column, names, param=name).column
 
     def _known_names(self) -> tuple[str, ...] | None:
-        """Return the names of the classes, which may take long to find out."""
+        """Return the class names. Determining them may take long."""
         if _NAMES not in self.__dict__:
             names = self.class_names()
             self.__dict__[_NAMES] = None if names is None else tuple(names)
@@ -424,7 +424,7 @@ class SampleSource(MapPipe):
         return len(self), getters, sketch_of_attributes(self)
 
     def value_fingerprint(self) -> Any:
-        """Return plain data that identify values in caches: by default, the methods and attributes."""
+        """Return plain data that identifies values in caches: by default, the methods and attributes."""
         return (
             type(self).__qualname__,
             own_members(type(self)),
@@ -432,7 +432,7 @@ class SampleSource(MapPipe):
         )
 
     def key_of(self, index: int) -> str:
-        """Return the sample's key, stable and unique in the source; override it where samples have names."""
+        """Return the sample's key, which is stable and unique in the source. Override this if samples have names."""
         return str(index)
 
     def read_column(self, name: str) -> NDArray[Any]:
@@ -477,7 +477,7 @@ _getters: weakref.WeakKeyDictionary[type, dict[str, _Getter]] = weakref.WeakKeyD
 
 
 def _getters_of(source: Any) -> dict[str, _Getter]:
-    """Return the methods that load fields, by the names of the fields. They are looked up once per class."""
+    """Return the methods that load fields, by field name. They are looked up once per class."""
     kind = type(source)
     if kind not in _getters:
         found = {}

@@ -128,11 +128,11 @@ class IdReaderMapDataPipe(MapPipe):
         return fields
 
     def value_fingerprint(self) -> Any:
-        """Return the data that identify values in caches, in addition to the versions of the files."""
+        """Return the data that identifies values in caches, in addition to the versions of the files."""
         return self._load
 
     def prepare_for_workers(self) -> None:
-        """Called before workers start."""
+        """Resolve the keys and labels before workers start."""
         self._numbers_of_keys()
 
     def _key(self, index: int) -> str:
@@ -142,11 +142,11 @@ class IdReaderMapDataPipe(MapPipe):
         return name if numbers is None else unique_key(name, int(numbers[index]))
 
     def _name(self, index: int) -> str:
-        """Return the text that the key of a sample is made of."""
+        """Return the text from which the key of a sample is made."""
         return identity_of(str(self._ids.value[index]))
 
     def _names(self) -> Sequence[str] | None:
-        """Return the texts that keys are made of; None if it is known that they differ."""
+        """Return the texts from which keys are made; None if they are known to be unique."""
         ids = self._ids.value
         return None if isinstance(ids, range) else list(map(self._name, range(len(ids))))
 
@@ -181,7 +181,7 @@ class IdReaderMapDataPipe(MapPipe):
 
 
 def by_position(param: str, values: Any) -> Any:
-    """Return a Series of pandas as an array, because `series[0]` looks up the index; other values unchanged."""
+    """Return a pandas Series as an array, because `series[0]` looks up the index; other values unchanged."""
     if hasattr(values, "iloc") and hasattr(values, "columns"):
         raise TypeError(must_be(param, "one column", type(values).__name__, 'Pass a column, like `table["id"]`.'))
     return values.to_numpy() if hasattr(values, "iloc") else values
@@ -211,12 +211,13 @@ def _aligned(ids: Any, labels: Any) -> Any:
 def _aligned_series(ids: Any, labels: Any) -> Any:
     """Return the labels of a Series, one for each ID.
 
-    They are found by the index if it holds the IDs, and else by position if `ids` has the same index, or there is none.
+    If the index holds the IDs, labels are looked up there. Otherwise, they are matched by position if `ids` has the
+    same index or none.
     """
     by_position("labels", labels)
     names = list(by_position("ids", ids))
     index = labels.index
-    if hasattr(ids, "iloc") and index.equals(ids.index):  # columns of one table
+    if hasattr(ids, "iloc") and index.equals(ids.index):  # columns of the same table
         return labels
     has_no_index = list(index) == list(range(len(names)))
     places = index.get_indexer(names) if index.is_unique else np.full(len(names), -1)
@@ -233,7 +234,7 @@ def _aligned_series(ids: Any, labels: Any) -> Any:
 
 
 class FileLoader(Fingerprinted):
-    """Reads the file of an ID by the suffix of its path. Nothing in the file is executed."""
+    """Reads the file of an ID according to its suffix. No code in the file is executed."""
 
     def __init__(self, template: str, access: Access, hint: str = "") -> None:
         self._template = template
@@ -250,14 +251,14 @@ class FileLoader(Fingerprinted):
         def files_at(indices: list[int]) -> list[tuple[str, int]]:
             files = []
             for index in indices:
-                with suppress(DataError):  # of a row without a path, which is an error when it is read
+                with suppress(DataError):  # a row without a path raises an error when it is read
                     files.append((self.path_of(names[index]), -1))
             return files
 
         self._reader.prefetch(order, files_at)
 
     def fingerprint(self) -> Any:
-        """Return the name of the files, without their folder."""
+        """Return the file name template, without its folder."""
         return identity_of(self._template).rsplit("/", 1)[-1]
 
     def path_of(self, name: Any) -> str:

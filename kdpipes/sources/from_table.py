@@ -30,13 +30,13 @@ from kdpipes.storage.urls import folder_of, identity_of, is_local, join_url
 try:
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.compute as pc  # type: ignore[import-untyped]
-except ImportError:  # without the extra `table`
+except ImportError:  # the extra `table` is not installed
     pa = None
 
 _EXACT = 2.0**53  # smaller integers are exact as floats
 _HINT = "If paths in the table are relative to another folder, pass it: `root=`."
 _LOCAL = ("", "file", "local")
-# Protocols that rows of any remote table may name, besides its own. Others may reach local files.
+# Protocols that rows of a remote table may name in addition to its own. Others may reach local files.
 _REMOTE = frozenset({*("http", "https", "s3", "s3a", "gs", "gcs", "hf", "abfs", "abfss", "az", "adl"), "zip", "tar"})
 
 
@@ -44,19 +44,19 @@ _REMOTE = frozenset({*("http", "https", "s3", "s3a", "gs", "gcs", "hf", "abfs", 
 class TableReaderMapDataPipe(IdReaderMapDataPipe):
     """Reads the rows of a table as samples (`kdp.from_table("labels.csv", path="file", label="class")`).
 
-    Columns become fields. They stay in Arrow's memory, so no Python loop runs over the rows. Numbers keep their types,
-    and so do lists of numbers and tensors. Needs the extra `table`.
+    Columns become fields. They stay in Arrow's memory, so no Python loop runs over the rows. Numbers, lists of numbers
+    and tensors keep their types. Needs the extra `table`.
 
     Args:
         table: The path or URL of a file, of a folder or of files ("part-*.parquet"), or a list of them. These may be
             Parquet files (`.parquet`), text with delimiters (`.csv`, `.tsv`, `.txt`), or JSON objects (`.jsonl`,
             `.ndjson`); text may be compressed (`.gz`, `.bz2`, `.zst`). Or a table in memory: a DataFrame of pandas or
             polars, a table of pyarrow, a dataset of Hugging Face, or a dictionary of columns.
-        path: The column that holds the path or URL of each sample's file, or a template with names of columns, like
-            "images/{id}.jpg". The file is loaded as field `x` when it is read: `.pt` as tensors (`weights_only`),
+        path: The column that holds the path or URL of each sample's file, or a template with names of columns, such as
+            "images/{id}.jpg". The file is loaded as field `x` when that is read: `.pt` as tensors (`weights_only`),
             `.npy` as an array, other files as bytes.
-        root: The folder or URL that paths are relative to; by default, the folder of the table's files, or else the
-            working directory.
+        root: The folder or URL for relative paths; by default, the folder of the table's files, or else the working
+            directory.
         label: The column of labels, which becomes field `y`. Text becomes class numbers; a missing label becomes -1.
         key: The column whose text is the key of a sample. Each text must occur once. By default, it is the column
             `path`, or else the number of the row. If a path repeats, as it does with several boxes or captions for an
@@ -69,10 +69,11 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             usually "," in `.csv`, a tab in `.tsv`, and blanks in `.txt`. Of blanks, any number counts as one delimiter.
         storage_options: The arguments of fsspec's file system, for the table and the files. They may be secrets, and
             are neither shown nor written.
-        hedge_s: After how many seconds a read of a file without a response is requested a second time; None is never.
+        hedge_s: The seconds after which a read of a file without a response is requested a second time; None means
+            never.
 
     In files of text, entries of the columns for labels, keys and paths are read as text: "00012", "1e5", "NA" and
-    "true" stay the same, and only an empty entry is missing. Other columns become numbers if all of their entries are.
+    "true" are unchanged, and only an empty entry is missing. Other columns become numbers if all of their entries are.
 
     Rows of a remote table may name remote files, but neither local files (except below a local `root`) nor hosts of a
     network more private than the table's.
@@ -188,7 +189,7 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
 
 
 class _Column:
-    """A column of Arrow. Numbers for which Python has no type, and lists of them, are NumPy's."""
+    """A column of Arrow. Numbers without a Python type, and lists of them, are returned as NumPy values."""
 
     def __init__(self, values: Any) -> None:
         self.values = values
@@ -220,11 +221,11 @@ class _Column:
 
 
 def _reader_of(kind: Any) -> Callable[[Any], Any]:
-    """Return a function that returns the value of an entry of Arrow."""
+    """Return a function that returns the value of an Arrow entry."""
     shape, of = _shape_of(kind)
     if shape and _is_number(of):
         return partial(_tensor_in, shape)
-    if isinstance(kind, pa.BaseExtensionType) and hasattr(kind, "shape"):  # `Array2D` of Hugging Face
+    if isinstance(kind, pa.BaseExtensionType) and hasattr(kind, "shape"):  # Hugging Face's `Array2D`
         return partial(_array_in, str(kind.value_type))
     if _is_short_number(kind):
         return partial(_number_in, kind.to_pandas_dtype())
@@ -233,7 +234,7 @@ def _reader_of(kind: Any) -> Callable[[Any], Any]:
 
 
 def _shape_of(kind: Any) -> tuple[tuple[int, ...], Any]:
-    """Return the shape of entries that are tensors of a fixed shape, and the type of their numbers."""
+    """Return the shape of entries that are fixed-shape tensors, and the type of their numbers."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return tuple(kind.shape), kind.value_type
     shape: tuple[int, ...] = ()
@@ -272,7 +273,7 @@ def _array_in(dtype: str, entry: Any) -> Any:
 def _tensor_in(shape: tuple[int, ...], entry: Any) -> Any:
     if not entry.is_valid:
         return None
-    if hasattr(entry, "to_numpy"):  # a tensor; before pyarrow 17, only its storage has a way to NumPy
+    if hasattr(entry, "to_numpy"):  # a tensor; before pyarrow 17, only its storage can be converted to NumPy
         array: NDArray[Any] = entry.to_numpy()
         return array.copy()
     values = getattr(entry, "value", entry).values
@@ -282,7 +283,7 @@ def _tensor_in(shape: tuple[int, ...], entry: Any) -> Any:
 
 
 class _Texts(Sequence[str]):
-    """A column of Arrow as a sequence of text, each made when it is read."""
+    """A column of Arrow as a sequence of texts, each created when it is read."""
 
     def __init__(self, values: Any) -> None:
         self.values = values
@@ -304,12 +305,12 @@ class _Texts(Sequence[str]):
         return str(value)
 
     def names(self) -> list[str]:
-        """Return all texts without secrets, and empty ones where they are missing."""
+        """Return all texts with secrets removed, and empty texts for missing ones."""
         return [identity_of("" if value is None else str(value)) for value in self.values.to_pylist()]
 
     def differ(self) -> bool:
-        """Return whether it is known that no text occurs twice."""
-        is_url = len(self) > 0 and "://" in str(self.values[0].as_py())  # which may differ in secrets alone
+        """Return whether all texts are known to be unique."""
+        is_url = len(self) > 0 and "://" in str(self.values[0].as_py())  # URLs may differ only in secrets
         return not is_url and bool(pc.count_distinct(self.values, mode="all").as_py() == len(self.values))
 
     def reject_doubles(self, key: str) -> None:
@@ -324,7 +325,7 @@ class _Texts(Sequence[str]):
 
 
 class _Paths(_Texts):
-    """A column of paths. Relative ones start from `folder`.
+    """A column of paths. Relative paths start from `folder`.
 
     Args:
         values: The paths.
@@ -358,12 +359,12 @@ class _Paths(_Texts):
 
 
 def _protocols_of(url: str) -> list[str]:
-    """Return the protocol of each part of a URL; that of a local path is empty."""
+    """Return the protocol of each part of a URL, which is empty for a local path."""
     return [part.partition("://")[0] if "://" in part else "" for part in url.split("::")]
 
 
 def _own_folder(files: Sequence[str]) -> str:
-    """Return the folder of the files of a table."""
+    """Return the common folder of a table's files."""
     folders = list(dict.fromkeys(map(folder_of, files)))
     if len(folders) > 1:
         rule = "given, because the files of the table are in several folders"
@@ -372,7 +373,7 @@ def _own_folder(files: Sequence[str]) -> str:
 
 
 def _template_of(path: str | None) -> list[tuple[str, str | None]]:
-    """Return the parts of a template for paths, texts and the names of the columns after them; empty if it is none."""
+    """Return the parts of a path template, each a text and the following column name; empty if it is not a template."""
     try:
         parts = list(string.Formatter().parse(path or ""))
     except ValueError:
@@ -392,7 +393,7 @@ def _check_columns(rows: Any, **columns: Sequence[str | None]) -> None:
 
 
 def _check_fields(columns: Sequence[str], *, has_file: bool, label: str | None) -> None:
-    """Raise ValueError if a column has the name of a field that comes from other columns."""
+    """Raise ValueError if a column has the name of a field that is filled from other columns."""
     taken = {"x": "the file of `path`"} if has_file else {}
     if label not in (None, "y"):
         taken["y"] = "the label"
@@ -403,14 +404,14 @@ def _check_fields(columns: Sequence[str], *, has_file: bool, label: str | None) 
 
 
 def _labels_in(rows: Any, label: str) -> Any:
-    """Return the column of labels; vectors keep the types of their numbers."""
+    """Return the column of labels. Vectors keep their number types."""
     values = _one(rows.column(label))
     is_plain = not pa.types.is_nested(values.type) and not isinstance(values.type, pa.BaseExtensionType)
     return values if is_plain or pa.types.is_dictionary(values.type) else _Column(values).as_numpy()
 
 
 def _filled(template: Sequence[tuple[str, str | None]], rows: Any) -> Any:
-    """Return a template with the entries of each row as a column; missing where an entry is missing or empty."""
+    """Return a column with the template filled in for each row; missing if an entry is missing or empty."""
     parts: list[Any] = []
     for text, name in template:
         parts.append(pa.scalar(text))
@@ -421,7 +422,7 @@ def _filled(template: Sequence[tuple[str, str | None]], rows: Any) -> Any:
 
 
 def _texts_of(param: str, name: str, rows: Any) -> Any:
-    """Return a column of which each entry has one text.
+    """Return a column in which each entry is a single text.
 
     Raises:
         DataError: The entries are lists, tensors or the like.
@@ -446,13 +447,13 @@ def _no_file(name: Any) -> Any:
 
 
 def _one(column: Any) -> Any:
-    """Return a column as one array, which is faster to index than chunks."""
+    """Return a column as one array, because indexing it is faster than indexing chunks."""
     found = column.combine_chunks()
     return found.chunk(0) if hasattr(found, "chunk") else found
 
 
 def _digest(values: Any) -> bytes:
-    """Return a digest of a column that does not depend on its layout in memory."""
+    """Return a digest of a column that is independent of its layout in memory."""
     sink = pa.BufferOutputStream()
     batch = pa.record_batch([values], names=["values"])
     with pa.ipc.new_stream(sink, batch.schema) as writer:

@@ -35,9 +35,9 @@ _REJECTED_SOURCES: dict[type, str] = {
     mix.RoundRobin: f"hides the pipelines that it combines. {_MIXED}",
     DataLoader: "has workers of its own. Give the dataset that it reads",
 }
-if hasattr(shardlists, "DirectoryShardList"):  # not in webdataset 0.2
+if hasattr(shardlists, "DirectoryShardList"):  # absent in webdataset 0.2
     _REJECTED_SOURCES[shardlists.DirectoryShardList] = "draws shards by the clock. Give it the shards' names"
-# Stages hold webdataset's filters, which have private names only, in their attribute `f`.
+# webdataset's filters have only private names. Stages hold them in their attribute `f`.
 _REJECTED_FILTERS: dict[Any, str] = {
     filters._rsample: "draws anew in each worker (`.rsample()`). Leave it out",
     filters._batched: "makes batches. Leave that to `.deal(batch_size=...)`",
@@ -143,7 +143,7 @@ def _function_of(stage: Any) -> Any:
 
 
 def _names_of(pipeline: DataPipeline) -> dict[str, str]:
-    """Return the names of the shards in keys, by URL."""
+    """Return the names of the shards as used in keys, by URL."""
     source: Any = pipeline.pipeline[0] if pipeline.pipeline else None
     if isinstance(source, DataPipeline):
         return _names_of(source)
@@ -152,7 +152,7 @@ def _names_of(pipeline: DataPipeline) -> dict[str, str]:
 
 
 def _of_epoch(pipeline: DataPipeline, *place: int) -> Any:
-    """Return a copy of a pipeline without splitters, whose shuffles are seeded by `place`: seed, epoch, ..."""
+    """Return a copy of a pipeline without splitters, with shuffles seeded by `place`: seed, epoch, ..."""
     made = copy.copy(pipeline)
     made.pipeline = []
     for number, stage in enumerate(pipeline.pipeline):
@@ -164,7 +164,7 @@ def _of_epoch(pipeline: DataPipeline, *place: int) -> Any:
 
 
 def _closing(opened: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Close the files that webdataset leaves open until they are garbage-collected."""
+    """Close files that webdataset would otherwise leave open until they are garbage-collected."""
     for shard in opened:
         try:
             yield shard

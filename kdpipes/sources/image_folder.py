@@ -28,7 +28,7 @@ from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.images import image_suffixes
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
-_NUM_NAMED = 3  # files or folders in a warning
+_NUM_NAMED = 3  # maximum number of files or folders named in a warning
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval"}
 
 
@@ -36,7 +36,7 @@ class _Listing(NamedTuple):
     paths: PackedStrings
     labels: NDArray[np.int32]
     class_names: tuple[str, ...]
-    sizes: NDArray[np.int64] | None = None  # of remote files, as are the tags
+    sizes: NDArray[np.int64] | None = None  # known for remote files, as are the tags
     tags: PackedStrings | None = None
 
 
@@ -49,9 +49,9 @@ class ImageFolderMapDataPipe(MapPipe):
     used, once for all workers.
 
     Files are images if their suffix is one of the formats that `decode_images` reads, including those of Pillow's
-    plugins. A warning counts and names other files, and folders without images: they are not classes, so that a folder
-    has the same classes wherever it lies. Hidden files, and those of operating systems (`__MACOSX/`, `Thumbs.db`), are
-    ignored.
+    plugins. A warning counts and names other files and folders without images. Such folders are not classes, so that a
+    dataset has the same classes on any storage. Hidden files, and those of operating systems (`__MACOSX/`,
+    `Thumbs.db`), are ignored.
 
     Args:
         root: A path or an fsspec URL. Images may be in subfolders of a class folder.
@@ -116,7 +116,7 @@ class ImageFolderMapDataPipe(MapPipe):
         return ()
 
     def prepare_for_workers(self) -> None:
-        """Called before workers start, for caches."""
+        """List the folder before workers start, for caches."""
         self._listed()
 
     @property
@@ -128,7 +128,7 @@ class ImageFolderMapDataPipe(MapPipe):
         self._files.prefetch(order, self._files_at)
 
     def _files_at(self, positions: list[int]) -> list[tuple[str, int]]:
-        """Return the URL and the size of the files at some positions; the size is -1 if it is unknown."""
+        """Return the URL and the size of the files at some positions. Unknown sizes are -1."""
         listing = self._listed()
         urls = [join_url(self._root, listing.paths[position]) for position in positions]
         sizes = [-1] * len(urls) if listing.sizes is None else listing.sizes[positions].tolist()
@@ -203,7 +203,7 @@ def _list(root: str, class_names: tuple[str, ...] | None) -> _Listing:
 
 
 def _folders_in(root: str, files: Sequence[str]) -> set[str]:
-    """Return the names of the folders in `root`; empty ones are known of local folders only."""
+    """Return the names of the folders in `root`. Empty folders are known only for local storage."""
     folders = {path.split("/", 1)[0] for path in files if "/" in path}
     if is_local(root):
         folders.update(path.name for path in Path(root).iterdir() if path.is_dir() and not is_hidden(f"{path.name}/"))
@@ -211,8 +211,8 @@ def _folders_in(root: str, files: Sequence[str]) -> set[str]:
 
 
 def _warn_of_rest(root: str, files: Sequence[str], folders: set[str]) -> None:
-    """Warn of files in class folders that are not read, and of folders without images."""
-    inside = [path for path in files if "/" in path]  # beside the folders, a README is usual
+    """Warn about files in class folders that are not read, and about folders without images."""
+    inside = [path for path in files if "/" in path]  # files beside the folders, such as a README, are usual
     parts = []
     if inside:
         parts.append(
@@ -230,12 +230,12 @@ def _warn_of_rest(root: str, files: Sequence[str], folders: set[str]) -> None:
 
 
 def counts_of(files: Sequence[str]) -> str:
-    """Return how many files there are of the most frequent suffixes: " (2 .txt, 1 without a suffix)"."""
+    """Return the number of files with each of the most frequent suffixes: " (2 .txt, 1 without a suffix)"."""
     counts = Counter(PurePosixPath(path).suffix.lower() or "without a suffix" for path in files)
     shown = ", ".join(f"{number} {suffix}" for suffix, number in counts.most_common(_NUM_NAMED))
     return f" ({shown})" if shown else ""
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """Return the first names as text, and dots if there are more."""
+    """Return the first names as text, followed by an ellipsis if there are more."""
     return ", ".join(map(repr, names[:_NUM_NAMED])) + (", ..." if len(names) > _NUM_NAMED else "")

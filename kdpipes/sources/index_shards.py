@@ -1,4 +1,4 @@
-"""`index_shards`: index tar shards, and keep columns of their samples in the indexes."""
+"""`index_shards`: index tar shards, and store columns of their samples in the indexes."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def index_shards(
 ) -> IndexResult:
     """Index plain tar shards, so that `kdp.open_shards` opens them at once; `kdpipes index` does the same.
 
-    The index of a shard, `NAME.tar.index`, is written beside it, or into the local cache if that place is read-only. It
-    holds the offsets, classes and checksums of the members, and the columns. The indexes of remote shards are also
+    The index of a shard, `NAME.tar.index`, is written beside it, or into the local cache if that location is read-only.
+    It holds the offsets, classes and checksums of the members, and the columns. The indexes of remote shards are also
     written into one object for each folder, `kdpipes.index`, so that many shards open with a few requests.
 
     Sixteen remote shards, or four local ones, are indexed at a time. Existing indexes are replaced, and their columns
-    are kept. If the up-to-date index of a remote shard lacks only some columns, and its members are large, only the
-    members that these columns need are read.
+    are preserved. If the up-to-date index of a remote shard lacks only some columns, and its members are large, only
+    the members that these columns need are read.
 
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges or globs.
         columns: The values of each sample to store in the index, so that `filter_samples`, `filter_classes` and `split`
             need not read any members. These are fields, such as `"txt"`, or entries of JSON members, such as
             `"json.label,json.size.width"`. They must be numbers, booleans, strings or null.
-        checksums: Whether to read the contents of local shards, too, and keep their checksums. Indexes of remote shards
-            always have them.
+        checksums: Whether to also read the contents of local shards and store their checksums. Indexes of remote shards
+            always have checksums.
         timeout_s: How long remote storage may take to respond to a request, in seconds, plus 1 s for each 256 KiB of a
             large one; a second timeout is an error. None waits without limit.
         storage_options: The arguments of fsspec's file system, for all URLs.
@@ -64,7 +64,7 @@ def index_shards(
     Raises:
         FileNotFoundError: A shard is missing.
         FieldError: No sample of a shard has a value of a column.
-        DataError: A shard is truncated, compressed, or not a tar, or a value of a column cannot be kept.
+        DataError: A shard is truncated, compressed, or not a tar, or a value of a column cannot be stored.
 
     Example:
         >>> from kdpipes.demo import write_photo_shards

@@ -43,7 +43,7 @@ class RecordReaderMapDataPipe(MapPipe):
         folder: A local folder; `kdpipes.write.copy_to_local` copies a remote one.
         verify: Whether to compare each field with its checksum when it is read. 100 KB take about 50 microseconds.
 
-    Memory: the keys, 12 bytes a sample, 16 a field and 8 an integer; up to 64 MiB of the files in each process.
+    Memory: the keys, 12 bytes per sample, 16 per field and 8 per integer; up to 64 MiB of the files in each process.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -99,7 +99,7 @@ class RecordReaderMapDataPipe(MapPipe):
         return ()
 
     def prepare_for_workers(self) -> None:
-        """Called before workers start."""
+        """Read the indexes before workers start."""
         self._opened()
 
     def shard_numbers(self) -> NDArray[Any]:
@@ -142,7 +142,7 @@ class RecordReaderMapDataPipe(MapPipe):
         path = records.paths[part]
         try:
             view = self._files.view(path, offset, size, records.sizes[part])
-            content = bytes(view) if len(view) < mmap.PAGESIZE else view  # LMDB aligns only large ones
+            content = bytes(view) if len(view) < mmap.PAGESIZE else view  # LMDB aligns only large values
             if self._verify and checksum_of([content]) != int(places.checksums[index]):
                 raise DataError("its bytes differ from the checksum of the index.")
             return decode(content, verify=self._verify)

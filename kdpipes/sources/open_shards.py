@@ -1,4 +1,4 @@
-"""Read tar shards by position. Their indexes are read, or made, once; contents are read with their fields."""
+"""Read tar shards by position. Indexes are read or created once; contents are read when their fields are."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from kdpipes.storage.tar import DottedKeys
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 
 _NUM_PROBED = 1000
-_PROBED = 4  # shards whose indexes `read_twice` looks for
-_AT_ONCE = 512  # how many members of a column are asked for at a time
+_PROBED = 4  # number of shards whose indexes `read_twice` looks for
+_AT_ONCE = 512  # number of members of a column requested at a time
 
 
 def _stamp_of(catalog: Catalog, index: int) -> str:
-    """Return a text that identifies the shard of a sample and its version."""
+    """Return text that identifies the shard of a sample and its version."""
     number = int(catalog.shards[index])
     url, (size, tag) = catalog.urls[number], catalog.versions[number]
     where = os.path.abspath(url) if is_local(url) else identity_of(url)  # noqa: PTH100 - links stay
@@ -58,7 +58,7 @@ def _stamp_of(catalog: Catalog, index: int) -> str:
 
 
 def _warn_of_dots(catalog: Catalog) -> None:
-    """Warn if the first samples seem to be several samples each, merged because their keys contain dots."""
+    """Warn if the first samples seem to be merged from several samples, because their keys contain dots."""
     number = min(len(catalog), _NUM_PROBED)
     fields: list[list[str]] = [[] for _ in range(number)]
     for name, known in catalog.fields.items() if any("." in name for name in catalog.fields) else ():
@@ -87,21 +87,21 @@ class ShardReaderMapDataPipe(MapPipe):
     in the same folder. If it is missing, or belongs to another version of the shard, the shard is indexed once, and the
     index is stored there, or in the local cache (`KDPIPES_CACHE_DIR`, `~/.cache/kdpipes`) if the folder is read-only.
 
-    Remote shards are prefetched, with retries. Members are verified if the index has checksums, as the indexes of
-    remote shards and of `kdpipes index` have. Either only the members that the next batches of `deal` need are read,
-    neighboring ones in one request; or whole shards, which stay in the local cache for later epochs and runs, and for
-    all local processes. Complete shards are read from the cache even if their storage cannot be reached. Whole shards
-    are downloaded in ranges, resumed after an interruption, and verified by size and ETag. To make room, the shards
-    that the plan needs last are removed first.
+    Remote shards are prefetched, with retries. Members are verified if the index has checksums, like the indexes of
+    remote shards and those written by `kdpipes index`. Either only the members needed for the next batches of `deal`
+    are read, with neighboring members in one request, or whole shards, which stay in the local cache for later epochs
+    and runs and for all local processes. Complete shards are read from the cache even if their storage cannot be
+    reached. Whole shards are downloaded in ranges, resumed after an interruption, and verified by size and ETag. To
+    make room, the shards that are needed last are removed first.
 
     Args:
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges, `"s3://bucket/birds-{000..127}.tar"`, or
             globs, `"birds-*.tar"`. `pipe:` is rejected.
         class_names: The names of the classes 0, 1, ...; by default, those that `kdp.write_shards` has stored in
             `NAME-shards.json`, if all shards are finished and have not changed since.
-        fetch: How remote shards are read: "members", "shards" (whole), or "auto": whole in an epoch that goes shard by
-            shard and needs at least half of their bytes, if the cache holds all shards of a window and one more;
-            otherwise by members, unless they are in the cache.
+        fetch: How remote shards are read: "members", "shards" (whole shards), or "auto": whole shards if the epoch is
+            read shard by shard, needs at least half of their bytes, and the cache can hold all shards of a window and
+            one more; otherwise members of shards that are not cached.
         cache_dir: The folder for whole shards; None is `shards` in the local cache.
         max_cache_bytes: The maximum size of this folder, including downloads in progress; None is half of the free
             space on its disk. If there is no room for a shard, its members are read instead.
@@ -114,8 +114,8 @@ class ShardReaderMapDataPipe(MapPipe):
             them.
         hedge_s: The seconds after which a read without a response is requested a second time; the first one counts.
 
-    Memory: the length of the keys, 12 bytes a sample, 12 to 16 bytes a member and 8 a class, shared by all workers;
-        for remote shards, also up to 256 MB in each worker that are read ahead.
+    Memory: the length of the keys, 12 bytes per sample, 12 to 16 bytes per member and 8 per class, shared by all
+        workers; for remote shards, also up to 256 MB of prefetched data in each worker.
 
     Raises:
         FileNotFoundError: A shard is missing.
@@ -168,7 +168,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return blocks
 
     def _place_of(self, index: int, present: Iterable[str]) -> str:
-        """Return the shard of a sample, and its offset if it is known."""
+        """Return the shard of a sample, with the offset if it is known."""
         catalog = self._indexed()
         url = catalog.urls[int(catalog.shards[index])]
         known = (catalog.fields[field] for field in present)
@@ -187,7 +187,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return catalog.names, catalog.shards, catalog.short_keys, contents, self.class_names(), self._decode
 
     def value_fingerprint(self) -> Any:
-        """Return the data that identify values in caches, in addition to the versions of the shards."""
+        """Return the data that identifies values in caches, in addition to the versions of the shards."""
         return () if self._decode else "bytes"
 
     def prefetch(self, order: Order) -> None:
@@ -217,7 +217,7 @@ class ShardReaderMapDataPipe(MapPipe):
         if name in catalog.columns and not isinstance(catalog.fields.get(name), np.ndarray):
             column = catalog.columns[name]
             for index in missing_in(column)[:1].tolist():
-                value_of(self.fetch(index), name)  # raises the error that names the sample
+                value_of(self.fetch(index), name)  # raises an error that names the sample
             return values_of(column)
         if is_key(name, catalog.fields):
             return np.asarray([catalog.key(index) for index in range(len(self))])
@@ -244,7 +244,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return None if self._catalog is None else frozenset(self._catalog.value.fields)
 
     def read_twice(self) -> list[str]:
-        """Return those of the first remote shards that have no index: opening them reads them once more."""
+        """Return those of the first remote shards that have no index, because opening them reads them an extra time."""
         if not self._is_remote or self._catalog is not None or self._members.indexes_copies:
             return []
         with using(self._access):
@@ -260,7 +260,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return self._catalog.value
 
     def _matching(self) -> list[str]:
-        """Return the URLs of the shards, without globs."""
+        """Return the URLs of the shards with globs expanded."""
         if self._catalog is not None:
             return list(self._catalog.value.urls)
         if self._found is None:

@@ -46,7 +46,7 @@ class ShardStreamerIterDataPipe(IterPipe):
     Fields, keys and decoding are those of `kdp.open_shards`; tars compressed by gzip, bz2, xz or zstd are read as well,
     whatever their names. As in webdataset, neighboring members with the same key form a sample.
 
-    Remote shards are prefetched. After a failed request, reading continues at the same place, with growing delays. A
+    Remote shards are prefetched. After a failed request, reading resumes at the same offset, with growing delays. A
     shard that cannot be read to its end is an error. With `.on_error("skip")` or `"quarantine"`, `deal` gets all
     samples before that place that are known to be complete. The rest of the shard is skipped and recorded as a single
     entry under the name of the shard, and reading continues with the next shard. A quarantined shard is read again in
@@ -110,12 +110,12 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._part = (0, 1)
         self._order_key: bytes | None = None
         self._start = (0, 0, 0)
-        self._seen: frozenset[str] = frozenset()  # fields
+        self._seen: frozenset[str] = frozenset()  # fields seen so far
         self._dotted = DottedKeys()
         self.cursor = self._start
         self._ahead: StreamsAhead | None = None  # the streams that `start_reading` has opened
-        self.num_lost = 0  # shards whose rest was left out in this epoch
-        self._stamps: dict[str, str] = {}  # versions of the shards; those of remote ones are kept in later epochs
+        self.num_lost = 0  # number of shards whose rest was skipped in this epoch
+        self._stamps: dict[str, str] = {}  # versions of the shards; those of remote shards are reused in later epochs
 
     @property
     def num_shards(self) -> int:
@@ -123,7 +123,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         return len(self._found())
 
     def num_indexed(self) -> int | None:
-        """Return how many samples the shards have by their indexes; None if they are remote, or one has no index."""
+        """Return the number of samples according to the indexes; None if shards are remote or lack an index."""
         urls = self._found()
         if not all(map(is_local, urls)):
             return None
@@ -139,11 +139,11 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._order_key = key
 
     def seek(self, cursor: tuple[int, int, int]) -> None:
-        """Start the next iteration after the sample at which `cursor` was read."""
+        """Start the next iteration after the sample at which `cursor` was taken."""
         self._start = cursor
 
     def place(self) -> Any:
-        """Return data that identify the next iteration: its shards and their versions; None if it is shuffled."""
+        """Return data that identifies the next iteration: its shards and their versions; None if it is shuffled."""
         if self._order_key is not None or self._start != (0, 0, 0):
             return None
         part, num_parts = self._part
@@ -169,7 +169,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         if tolerance() is None:
             due = urls if part == 0 else [url for url, _ in own[first:]]
             missing = next((url for url in due if is_local(url) and not Path(url).exists()), None)
-            if missing is not None:  # checking remote shards would cost a request each
+            if missing is not None:  # checking remote shards would cost one request each
                 raise FileNotFoundError(f"There is no file {missing!r}.")
         lost: list[Exception] = []
         ahead = self._ahead or self._streams_ahead(own[first:])
@@ -199,21 +199,21 @@ class ShardStreamerIterDataPipe(IterPipe):
             raise lost[-1]
 
     def start_reading(self) -> None:
-        """Start to read the first shard of the next iteration if it is remote, so that lanes read in parallel."""
+        """Start to read the first remote shard of the next iteration, so that lanes read in parallel."""
         own = self._own()[self._start[0] :]
         self._ahead = self._streams_ahead(own)
         if own:
             self._ahead.begin(own[0][0])
 
     def stop_reading(self) -> None:
-        """Close the streams that `start_reading` has opened, unless an iteration uses them."""
+        """Close the streams opened by `start_reading`, unless an iteration uses them."""
         ahead = self._ahead
         self._ahead = None
         if ahead is not None:
             ahead.close()
 
     def _own(self) -> list[tuple[str, str]]:
-        """Return the URLs and names of the shards of this part, in the order of the epoch."""
+        """Return the URLs and names of this part's shards, in the order of the epoch."""
         urls, (part, num_parts) = self._found(), self._part
         order = np.arange(len(urls))
         if self._order_key is not None:
@@ -227,14 +227,14 @@ class ShardStreamerIterDataPipe(IterPipe):
 
     def class_names(self) -> tuple[str, ...] | None:
         urls = [] if self._has_names else self._found()
-        if urls and all(map(is_local, urls)):  # the sizes of remote shards would cost a request each
-            with suppress(FileNotFoundError):  # a shard is missing, which iterating reports
+        if urls and all(map(is_local, urls)):  # the sizes of remote shards would cost one request each
+            with suppress(FileNotFoundError):  # iterating reports a missing shard
                 self._class_names = names_beside(urls, lambda: {url: Seen(version_of(url).size) for url in urls})
         self._has_names = True
         return self._class_names
 
     def _groups(self, url: str, streams: StreamsAhead, known: dict[int, int]) -> Generator[Group, None, None]:
-        """Yield the members of each sample of a shard; to verify them, fill `known` with their checksums first."""
+        """Yield the members of each sample of a shard. To verify members, first store their checksums in `known`."""
         if self._verify is True or (self._verify == "auto" and is_local(url)):
             known.update(self._checksums(url))
         recorder = IndexRecorder(url)
@@ -258,7 +258,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         recorder.end()
 
     def _checksums(self, url: str) -> dict[int, int]:
-        """Return the checksums of a shard's members by offset; empty if there is no index with checksums."""
+        """Return the checksums of a shard's members by offset; empty without an index with checksums."""
         version = version_of(url)
         index = current_index(url, version).index
         found = None if index is None else index.checksums()
@@ -294,18 +294,18 @@ class ShardStreamerIterDataPipe(IterPipe):
         return Column(load, what=f"decoding member {member.field!r}")
 
     def value_fingerprint(self) -> Any:
-        """Return the data that identify values in caches, in addition to the versions of the shards."""
+        """Return the data that identifies values in caches, in addition to the versions of the shards."""
         return () if self._decode else "bytes"
 
     def _stamp_of(self, url: str) -> str:
-        """Return a text that identifies the version of a shard in this epoch."""
+        """Return text that identifies the version of a shard in this epoch."""
         if url not in self._stamps:
             with using(self._access):
                 self._stamps[url] = file_stamp(url) if is_local(url) else f"{identity_of(url)} {version_of(url)}"
         return self._stamps[url]
 
     def _found(self) -> list[str]:
-        """Return the URLs of the shards, without globs. Globs are matched once for all copies of the pipe."""
+        """Return the URLs of the shards with globs expanded. Globs are matched once for all copies of the pipe."""
         urls = self._urls.value
         with using(self._access):
             if not self._has_looked:
@@ -318,7 +318,7 @@ class ShardStreamerIterDataPipe(IterPipe):
 
 
 def _up_to_damage(groups: Iterator[Group], lost: list[Exception]) -> Generator[Group, None, None]:
-    """Yield the readable groups of a shard. Append the error that ends it early, if any, to `lost`."""
+    """Yield the readable groups of a shard. If an error ends the shard early, append it to `lost`."""
     try:
         yield from groups
     except Exception as error:
@@ -326,7 +326,7 @@ def _up_to_damage(groups: Iterator[Group], lost: list[Exception]) -> Generator[G
 
 
 def _read_again(url: str, member: Member, checksum: int, what: str) -> bytes:
-    """Read a remote member again that arrived damaged, as it may have been damaged in transit."""
+    """Read a damaged member of a remote shard again, because it may have been damaged in transit."""
     for _ in range(0 if is_local(url) else NUM_TRIES):
         content = bytes(read_range(Span(url, member.offset, member.offset + member.size)))
         if crc32(content) == checksum:

@@ -22,7 +22,7 @@ from kdpipes.storage.urls import identity_of
 
 
 class Recipe(Fingerprinted):
-    """Makes a sample of an item. The arguments are those of `to_samples`."""
+    """Creates a sample from an item. The arguments are those of `to_samples`."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class Recipe(Fingerprinted):
             return sample
         is_path = isinstance(item, str) and not self._functions
         version = partial(file_stamp, item) if is_path else ""
-        default = _default_key(item)  # of an item whose file is still open
+        default = _default_key(item)  # for an item whose file is still open
         item = _without_files(item)
         key = default if self._key is None else str(self._key(item))
         return Sample(self._all_fields(item), key=key, index=index, version=version)
 
     def _missing(self, index: int) -> Sample:
-        """Return a sample whose fields raise an error when they are read, for `on_error`."""
+        """Return a sample whose fields raise an error when they are read, for `on_error` to handle."""
         text = f"Item {index} is None: its source could not make it."
 
         def reject(_: Sample) -> NoReturn:
@@ -114,14 +114,14 @@ class Recipe(Fingerprinted):
 
 
 def _computed(function: Callback, item: Any, what: str) -> Column:
-    """Return the result of a function of an item, which is called when the value is read."""
+    """Return a column computed by a function of an item, which is called when the value is read."""
     if isinstance(item, Sample):
         return Column(function, what=what, scope=item.scope())
     return Column(lambda sample, item: function(item), Loaded(item), what=what)
 
 
 def _content(value: Any) -> Any:
-    """Return the content of an open file, which can neither be read later nor be sent to a worker."""
+    """Return the content of an open file, because the file can neither be read later nor be sent to a worker."""
     if not hasattr(value, "read"):
         return value
     try:
@@ -131,12 +131,12 @@ def _content(value: Any) -> Any:
 
 
 class _PathAndContent(tuple[Any, ...]):
-    """A pair of a path and the content of the file, made of a pair with an open file."""
+    """A pair of a path and the content of its file, made from a pair with an open file."""
 
 
 def _without_files(item: Any) -> Any:
-    """Return an item in which open files are replaced by their contents."""
-    if isinstance(item, dict | Mapping):  # checking for `dict` takes a tenth of the time
+    """Return an item with open files replaced by their contents."""
+    if isinstance(item, dict | Mapping):  # checking for `dict` first takes a tenth of the time
         return {name: _content(value) for name, value in item.items()}
     if isinstance(item, tuple | list) and any(hasattr(part, "read") for part in item):
         kind = _PathAndContent if len(item) == 2 and isinstance(item[0], str) else tuple
@@ -153,7 +153,7 @@ def _default_key(item: Any) -> str | None:
 
 
 class _SampleMaker(Pipe):
-    """The base class of both flavours."""
+    """The base class of `to_samples` in both flavours."""
 
     traits = Traits(role="source")
 
@@ -177,7 +177,7 @@ class _SampleMaker(Pipe):
 
 @functional_pipe("to_samples", flavour="map")
 class SampleMakerMapDataPipe(_SampleMaker, MapPipe):
-    """Makes samples of the items of any stock pipe (functional name: ``to_samples``).
+    """Converts the items of any stock pipe to samples (functional name: ``to_samples``).
 
     A string is the path or URL of a file, whose bytes become `x`. A dictionary holds fields by name; dots before names,
     as in the items of torchdata's `.webdataset()`, are removed. For a pair of a path and an open file, the path becomes
@@ -189,10 +189,10 @@ class SampleMakerMapDataPipe(_SampleMaker, MapPipe):
         key: A function of an item that returns the sample's key, which must be stable and unique. By default, the key
             is the path, `__key__` or the index.
         label: A function of an item that returns `y`. It is called when `y` is read.
-        fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or functions of the
-            item by field name.
-        class_names: The names of the classes 0, 1, ...: labels, fields `y` and `cls`, become these numbers. Without it,
-            they stay as they are.
+        fields: The names of a tuple's parts, or of the dictionary's entries to keep, in one string; or a dictionary of
+            functions of the item by field name.
+        class_names: The names of the classes 0, 1, ... Labels in the fields `y` and `cls` become these numbers. Without
+            it, labels are unchanged.
 
     Length: that of the source, if it has one.
 
