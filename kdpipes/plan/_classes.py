@@ -48,7 +48,7 @@ def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return an argument as a plain number or name, also if it is a NumPy scalar or a tensor."""
+    """Return an argument as a plain number or name, even if it is a NumPy scalar or a tensor."""
     return value.item() if hasattr(value, "item") else value
 
 
@@ -61,14 +61,14 @@ def class_in(sample: Sample, name: str) -> int | str:
 
 
 def no_class(name: str, sample: Sample, label: Any) -> str:
-    """Return the message of the error that a sample's label is no class."""
+    """Return the error message for a label that is not a class."""
     hint = RANGES if isinstance(label_of(label), float) else ""
     label = label.item() if isinstance(label, np.generic) else label
     return f"`{name}` takes labels that are all numbers or all names, but sample {sample.key!r} has {label!r}.{hint}"
 
 
 def shown(label: Any, names: Sequence[str] | None) -> str:
-    """Return a class as errors show it: by its name, if the source knows it."""
+    """Return a class as shown in errors: by name, if the source has class names."""
     is_named = names is not None and isinstance(label, int) and 0 <= label < len(names)
     return repr(names[label] if names is not None and is_named else label)
 
@@ -81,9 +81,9 @@ def to_labels(
     Args:
         param: The name of the argument, for errors.
         classes: Class numbers or names.
-        names: The names of the classes 0, 1, ...; None if the source does not know them.
+        names: The names of the classes 0, 1, ...; None if the source has no class names.
         are_names: Whether the labels are names.
-        present: All labels, if they are known. A name that is not among them is an error.
+        present: All labels, if known. A name that is missing among them is an error.
     """
     known = sorted(filter(None, map(str, present or ())))
     labels: list[int | str] = []

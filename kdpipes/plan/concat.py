@@ -18,7 +18,7 @@ class ConcatenatorMapDataPipe(PlanPipe):
     Unlike torch's `concat`, it keeps the columns that plan pipes read.
 
     Args:
-        source_datapipes: Indexed pipes of samples. Sources that know their class names must have the same names.
+        source_datapipes: Indexed pipes of samples. Sources with class names must have the same ones.
 
     Length: The sum of the lengths of the sources.
 

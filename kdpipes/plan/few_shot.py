@@ -37,7 +37,7 @@ class FewShotTakerMapDataPipe(PlanPipe):
 
     Raises:
         DataError: A class has fewer samples. The error is raised when the plan is made. `take_per_class` takes as many
-            samples as there are.
+            samples as are available.
 
     Example:
         >>> pipe = kdp.from_dataset(["a", "b", "c", "d"], "x", labels=[0, 1, 0, 1])

@@ -25,7 +25,7 @@ Classes = Sequence[int | str]
 
 
 class _Choice:
-    """The arguments `valid` and `invalid`, exactly one of which is given."""
+    """The arguments `valid` and `invalid`, exactly one of which is not None."""
 
     def __init__(self, valid: Classes | None, invalid: Classes | None) -> None:
         check_one_of(valid=valid, invalid=invalid)

@@ -24,7 +24,7 @@ Keep = Callable[..., Any]
 
 
 class _Rule:
-    """The two arguments, and the mask that they give for some samples."""
+    """The arguments of `filter_samples`, and the mask computed from them."""
 
     def __init__(self, columns: str | Sequence[str], keep: Keep) -> None:
         names = [columns] if isinstance(columns, str) else columns
@@ -35,7 +35,7 @@ class _Rule:
         self.keep = Callback("keep", keep)
 
     def mask(self, values: list[NDArray[Any]], size: int) -> NDArray[np.bool_]:
-        """Return which of `size` samples to keep. `values` are an array `[size]` for each column."""
+        """Return a mask of the samples to keep, `[size] bool`. `values` holds an array `[size]` for each column."""
         try:
             mask = np.asarray(self.keep(*values))
         except ValueError as error:
@@ -67,10 +67,10 @@ class SampleFilterMapDataPipe(PlanPipe):
         source_datapipe: A pipe of samples, indexed or a stream.
         columns: The name of a field, or a list of names. `"json.width"` is the entry `"width"` of the field `"json"`.
             `"key"` is the key of the sample.
-        keep: A function that takes one NumPy array `[n]` for each column, and returns `[n] bool`: which samples to
-            keep. It must depend on its arguments alone.
+        keep: A function that takes one NumPy array `[n]` for each column, and returns a mask of the samples to keep,
+            `[n] bool`. It must depend only on its arguments.
 
-    Length: the number of samples that are kept; not known on a stream.
+    Length: the number of samples that are kept; unknown for a stream.
 
     Memory: four bytes for each sample that is kept, shared by all workers.
 
@@ -109,7 +109,7 @@ class SampleFilterIterDataPipe(StreamPlanPipe):
 
 
 def _columns(source: MapPipe, names: Sequence[str]) -> list[NDArray[Any]]:
-    """Return fields of all samples, or entries of fields. A field is read once, even for several of its entries."""
+    """Return fields, or entries of fields, of all samples. A field is read once, even for several of its entries."""
     fields = {name: field_of(name, source.field_names() or ()) for name in names if not has_column(source, name)}
     numbers = Counter(field for field in fields.values() if field is not None)
     read = {field: source.column(field).tolist() for field, number in numbers.items() if number > 1}

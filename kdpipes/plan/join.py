@@ -28,11 +28,11 @@ from kdpipes.storage.urls import TAR_SUFFIX
 
 _SHARD = re.compile(rf"^.*{TAR_SUFFIX}/", re.I)
 _EXTENSION = re.compile(r"\.\w+$")
-_NUM_NAMED = 5  # how many missing keys a warning names
+_NUM_NAMED = 5  # maximum number of missing keys named in a warning
 
 
 def bare_key(key: str) -> str:
-    """Return a key without the name of its shard, the extension of a file and the number of a repetition.
+    """Return a key without the shard's name, the file extension and the repetition number.
 
     >>> bare_key("images-000.tar/cat/0007"), bare_key("cat/0007.jpg")
     ('cat/0007', 'cat/0007')
@@ -98,7 +98,7 @@ class JoinerMapDataPipe(PlanPipe):
             self._reject_taken(added & (known or frozenset()))
 
     def _added(self) -> frozenset[str] | None:
-        """Return the names of the added fields, where they are known before a sample is read."""
+        """Return the names of the added fields if they are known before a sample is read."""
         known = self.other.field_names()
         missing = next((name for name in self._fields or () if known is not None and name not in known), None)
         if missing is not None:
@@ -147,13 +147,13 @@ class JoinerMapDataPipe(PlanPipe):
         return chosen.astype(smallest_int(len(keys)))
 
     def partners(self) -> NDArray[Any]:
-        """Return the position of each sample's partner in the other source, `[n] int`; -1 where it has none."""
+        """Return the position of each sample's partner in the other source, `[n] int`; -1 if it has none."""
         self.chosen()
         assert self._partners is not None
         return self._partners.value
 
     def fetch(self, index: int) -> Sample:
-        sample = super().fetch(index).come_from(0)  # of the two pipes upstream
+        sample = super().fetch(index).come_from(0)  # of the two upstream pipes
         partner = int(self.partners()[index])
         if partner < 0:
             added = self._added()
@@ -166,7 +166,7 @@ class JoinerMapDataPipe(PlanPipe):
         for name in self._names_in(other):
             value = known.get(name, Loaded(None))
             what = f"reading field {name!r} of {other.key!r}"
-            # Caches read what a value depends on, which is at the position of the other sample.
+            # Caches look up the inputs of a value at the position of the other sample.
             columns = value.inputs(()).columns
             inputs = Column(
                 lambda _, columns=columns: [column.get(other) for column in columns], what=what, is_cheap=True
@@ -198,7 +198,7 @@ class JoinerMapDataPipe(PlanPipe):
         if name == "key" or (known is not None and (name in known or field_of(name, known))):
             return False
         added = self._added()
-        if added is None:  # only samples know
+        if added is None:  # only samples know their fields
             added = frozenset(self._any_of_other() if len(self.other) else ())
         return name in added or field_of(name, added) is not None
 
@@ -210,7 +210,7 @@ class JoinerMapDataPipe(PlanPipe):
         if not (partners < 0).any():
             return column[partners]  # type: ignore[no-any-return]
         values = [*column.tolist(), None]
-        return as_column([values[place] for place in partners.tolist()])  # the last one for -1
+        return as_column([values[place] for place in partners.tolist()])  # -1 takes the last value
 
     def has_column(self, name: str) -> bool:
         added = self._added()

@@ -25,13 +25,13 @@ from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.plan._classes import no_class, plain, shown, to_labels
 
 Unmapped = Literal["drop", "keep", "raise"]
-_NUM_SHOWN = 5  # dropped classes that a warning names
+_NUM_SHOWN = 5  # maximum number of dropped classes named in a warning
 _DROPPED: Any = object()
 _SEVERAL = ()  # the label of a sample with no object or several objects
 
 
 class _Mapping:
-    """The arguments of `map_classes`, and the mapping of labels."""
+    """The arguments of `map_classes`, and the label mapping computed from them."""
 
     def __init__(self, mapping: Any, unmapped: Unmapped | None, class_names: Sequence[str] | None) -> None:
         if not isinstance(mapping, Mapping) or not mapping:
@@ -53,7 +53,7 @@ class _Mapping:
             self._mapping = dict(zip(mapping, new, strict=True))
 
     def fingerprinted(self) -> Any:
-        """Return the data that identify the mapping."""
+        """Return the data that identifies the mapping."""
         known = {name: value for name, value in vars(self).items() if name not in ("_class_names", "_warns")}
         return known if self._class_names is None else (known, self._class_names)
 
@@ -69,7 +69,7 @@ class _Mapping:
         return tuple(dict.fromkeys([*map(str, new), *(kept if self._unmapped == "keep" else [])]))
 
     def table(self, label: Any, known: tuple[str, ...] | None) -> dict[Any, Any]:
-        """Return the mapping from old to new labels; `label` is one of the old ones."""
+        """Return the mapping from old to new labels. `label` is any of the old labels."""
         is_named = known is None and any(isinstance(old, str) for old in self._mapping)
         are_names = isinstance(label, str) if _is_class(label) else is_named
         names = None if are_names else self.names(known)
@@ -93,7 +93,7 @@ class _Mapping:
         )
 
     def _kept(self, label: Any) -> Any:
-        """Return the new label of a class that `unmapped="keep"` keeps."""
+        """Return the new label of a class that is kept by `unmapped="keep"`."""
         if label == "":
             return UNLABELLED
         if self._class_names is None or not isinstance(label, str):
@@ -127,7 +127,7 @@ def _only(label: Any) -> Any:
 
 
 def _is_class(label: Any) -> bool:
-    """Return whether a label is a class, and not that of an unlabeled sample."""
+    """Return whether a label is a class, and not the label of an unlabeled sample."""
     return isinstance(label, str | int) and label not in (UNLABELLED, "")
 
 
@@ -219,7 +219,7 @@ class ClassMapperMapDataPipe(PlanPipe):
 
 
 def _distinct(labels: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
-    """Return the distinct labels, and for each sample the number of its label among them, `[num_samples]`."""
+    """Return the distinct labels, and the index of each sample's label among them, `[num_samples]`."""
     if labels.dtype != object:
         values, inverse = np.unique(labels, return_inverse=True)
         return values.tolist(), inverse.reshape(-1)

@@ -57,7 +57,7 @@ def _check_weights(weights: Any, number: int, *, may_be_0: bool = False, param: 
 
 
 def _check_alone(**arguments: Any) -> None:
-    """Raise if two arguments are given that exclude each other."""
+    """Raise if two mutually exclusive arguments are passed."""
     given = [name for name, value in arguments.items() if value is not None]
     if len(given) > 1:
         raise ValueError(f"`{given[0]}` and `{given[1]}` cannot be given together. Remove one of them.")
@@ -89,14 +89,14 @@ def _turns(weights: Sequence[float], seed: int) -> Iterator[int]:
 
 @dataclass(frozen=True, eq=False)
 class _Mix:
-    """The source of each sample and the position in it.
+    """The source of each sample, and its position in the source.
 
-    An epoch takes `taken[n]` of the `lengths[n]` samples of source n, after the `starts[n]` samples that the epochs
-    before it have taken. If weights are numbers, all epochs share the arrays of epoch 0.
+    An epoch takes `taken[n]` of the `lengths[n]` samples of source n, after the `starts[n]` samples taken by earlier
+    epochs. If weights are numbers, all epochs share the arrays of epoch 0.
     """
 
     chosen: NDArray[Any]
-    positions: NDArray[Any]  # if the epoch began with the first sample of each source
+    positions: NDArray[Any]  # as if the epoch began with each source's first sample
     lengths: NDArray[Any]
     taken: NDArray[Any]
     starts: NDArray[Any]
@@ -114,9 +114,9 @@ class _Mix:
         return chosen, positions
 
     def rounds(self, index: Any) -> Any:
-        """Return how often the source of each sample has been used up before: the epoch that the source is in.
+        """Return how often the source of each sample has been used up before, which is the epoch of the source.
 
-        A source that is used more than once in an epoch of the mix has the same epoch as the mix.
+        A source that is used more than once per epoch of the mix is in the same epoch as the mix.
         """
         chosen = self.chosen[index]
         lengths = self.lengths[chosen]
@@ -130,8 +130,8 @@ class SourceShare(NamedTuple):
     Args:
         size: The number of samples of the source.
         num_samples: The number of samples of the mix that are from this source.
-        share: That number, divided by the length of the mix.
-        num_epochs: How often each sample of the source is used in the epoch, on average.
+        share: `num_samples`, divided by the length of the mix.
+        num_epochs: How often each sample of the source is used per epoch, on average.
     """
 
     size: int
@@ -145,39 +145,36 @@ class MixerMapDataPipe(PlanPipe):
     """Mixes several sources in given proportions (functional name: ``mix``).
 
     The samples of each source keep their order. If an epoch uses only a part of a source, the next epoch continues
-    where it stopped. A source that is sorted by class, such as an image folder, would then yield other classes in each
-    epoch, so apply `permute(seed)` to it first. In any part of the mix, the number of samples of a source differs from
-    its exact share by less than the number of sources. `deal(shuffle=True)` changes the order. A source that is a mix
-    itself begins its next epoch when this mix has used it up.
+    where it stopped. A source that is sorted by class, such as an image folder, would then yield different classes in
+    each epoch, so apply `permute(seed)` to it first. In any part of the mix, the number of samples of a source differs
+    from its exact share by less than the number of sources. `deal(shuffle=True)` changes the order. A source that is
+    itself a mix begins its next epoch once this mix has used it up.
 
-    A stream starts again in each epoch. If an epoch uses only a part of it, put `.shuffle(buffer_size=...)` before the
-    mix, or `deal(shuffle="shards")` after it.
+    A stream starts from the beginning in each epoch. If an epoch uses only a part of it, put
+    `.shuffle(buffer_size=...)` before the mix, or `deal(shuffle="shards")` after it.
 
-    `per_batch` and `batches` decide how `deal` composes batches. The samples that do not fill a batch, and the batches
-    that remain when all ranks have equally many, are then left out of the epoch. With `deal(shuffle=True)`, those
-    samples differ from epoch to epoch. Between the mix and `deal`, samples may be filtered, but not drawn anew in each
-    epoch.
+    `per_batch` and `batches` decide how `deal` composes batches. Samples that do not fill a batch, and batches in
+    excess of an equal number for all ranks, are then left out of the epoch. With `deal(shuffle=True)`, those samples
+    differ from epoch to epoch. Between the mix and `deal`, samples may be filtered, but not redrawn in each epoch.
 
-    `mixture()` returns how many samples an epoch takes from each source, as a list of (size, num_samples, share,
-    num_epochs).
+    `mixture()` returns the share of each source in an epoch, as a list of (size, num_samples, share, num_epochs).
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
-        others: One or several other pipes of the same kind. Sources that know their class names must have the same
-            names.
-        weights: The proportions, that of this source first. By default, they are equal. For indexed sources, they may
-            also be a function that takes the epoch number, from 0, and returns them; they may then be 0. It is called
-            in every worker, so it must depend on the epoch alone.
-        temperature: For indexed sources, instead of `weights`: they are the sizes of the sources to the power of
-            1 / temperature. 1 means in proportion to the sizes; larger values favor small sources. It may be a
-            function of the epoch number, too.
+        others: One or several other pipes of the same kind. Sources with class names must have the same ones.
+        weights: The proportions of the sources, this one first. By default, they are equal. For indexed sources, this
+            may also be a function that takes the epoch number, from 0, and returns the proportions, which may then be
+            0. It is called in every worker, so it must depend only on the epoch.
+        temperature: For indexed sources, instead of `weights`: use the sizes of the sources to the power of 1 /
+            temperature as weights. With 1, samples are in proportion to the sizes; larger values favor small sources.
+            May also be a function of the epoch number.
         num_samples: For indexed sources, the length of an epoch. By default, `stop` decides in epoch 0, and all epochs
             have that length.
         per_batch: Instead of `weights`: how many samples of each source every batch has, such as `[48, 16]` for
             `deal(batch_size=64)`. For streams, no pipe in between may leave out samples or change their order.
         batches: For indexed sources: "per_source": every batch has samples of one source, in proportion to `weights`;
             "stratified": every batch has samples of all sources, in proportion to `weights`.
-        seed: The seed that decides between sources that are equally due, from 0 to 2**64 - 1.
+        seed: The seed that breaks ties between sources, from 0 to 2**64 - 1.
         stop: When the mix ends. "first": when the next sample would come from a source that is used up, or from a
             stream that has ended. "all": when all sources are used up; sources that are used up earlier start again.
         redraw: For indexed sources only: whether each epoch of `deal` continues in each source where the previous epoch
@@ -209,7 +206,7 @@ class MixerMapDataPipe(PlanPipe):
     _per_batch: tuple[int, ...] | None = None
     _batches: Batches | None = None
     _num_samples: int | None = None
-    _is_nested = False  # whether a source gives other samples in each epoch
+    _is_nested = False  # whether a source yields different samples in each epoch
     _temperature: float | Callback | None = None
 
     def __init__(
@@ -231,7 +228,7 @@ class MixerMapDataPipe(PlanPipe):
         _check_alone(per_batch=per_batch, batches=batches, num_samples=num_samples)
         check_choice("stop", stop, ("first", "all"))
         self._counts: list[list[int]] = []
-        # Attributes that are not set are not part of the fingerprint, which stays that of earlier versions.
+        # Unset attributes are not part of the fingerprint, which therefore equals that of earlier versions.
         self._weights: tuple[float, ...] | Callback
         if callable(weights):
             self._weights = Callback("weights", weights)
@@ -276,7 +273,7 @@ class MixerMapDataPipe(PlanPipe):
             chosen, counts = self._until_stop(sizes)
         lengths = np.asarray([max(size, 1) for size in sizes])
         starts = np.zeros_like(lengths)
-        if epoch and self.redraws:  # after what the epochs before this one take
+        if epoch and self.redraws:  # start after the samples taken by earlier epochs
             starts = np.sum(self._counts[:epoch], axis=0)
         positions = (counts % lengths[chosen]).astype(smallest_int(max(sizes)))
         taken = np.bincount(chosen, minlength=len(sizes))
@@ -303,10 +300,10 @@ class MixerMapDataPipe(PlanPipe):
         return blocks
 
     def _is_moving(self) -> bool:
-        """Return whether both the mix and a source take other samples in each epoch.
+        """Return whether both the mix and one of its sources take different samples in each epoch.
 
-        A source that gives other samples in each of its epochs, as another mix, is in an epoch of its own: it begins
-        the next one when the mix has used it up. Otherwise, some of its samples might never be used.
+        A source that yields different samples in each of its epochs, such as another mix, has its own epoch: it begins
+        the next one once the mix has used it up. Otherwise, some of its samples might never be used.
         """
         self.chosen()
         return self.redraws and self._is_nested
@@ -337,7 +334,7 @@ class MixerMapDataPipe(PlanPipe):
         return numbers
 
     def _until_stop(self, sizes: list[int]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the mix of epoch 0. A source with weight 0 takes no part in it, and does not end it."""
+        """Return the mix of epoch 0. A source with weight 0 is not part of it, and does not end it."""
         weights = self._weights_of(0)
         used = [number for number, weight in enumerate(weights) if weight]
         chosen, counts = interleave(
@@ -349,8 +346,8 @@ class MixerMapDataPipe(PlanPipe):
         return np.asarray(used, dtype=np.int32)[chosen], counts
 
     def _counts_of(self, epoch: int) -> list[int]:
-        """Return how many samples of each source an epoch takes."""
-        if epoch > _MAX_EPOCHS:  # a damaged state: counting through the epochs before it would not end
+        """Return the number of samples that an epoch takes from each source."""
+        if epoch > _MAX_EPOCHS:  # a damaged state: counting through all earlier epochs would take forever
             hint = "Load a state that `state_dict()` returned, unchanged."
             raise ValueError(must_be("epoch", f"at most {_MAX_EPOCHS} if the weights of `mix` change", epoch, hint))
         total = len(self) if self._num_samples is None else self._num_samples
@@ -368,7 +365,7 @@ class MixerMapDataPipe(PlanPipe):
         return counts[epoch]
 
     def mixture(self, epoch: int = 0) -> list[SourceShare]:
-        """Return what an epoch takes of each source.
+        """Return the share of each source in an epoch.
 
         Args:
             epoch: The epoch number, from 0.
@@ -400,7 +397,7 @@ def _positions_in(mix: _Mix, number: int, epoch: int, index: NDArray[Any]) -> ND
 @functional_pipe("mix", flavour="iter", doc_of=MixerMapDataPipe)
 class MixerIterDataPipe(IterPipe):
     traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
-    _per_batch: tuple[int, ...] | None = None  # set only if given, so that other fingerprints stay as they were
+    _per_batch: tuple[int, ...] | None = None  # set only if passed, so that other fingerprints do not change
 
     def __init__(
         self,
@@ -426,7 +423,7 @@ class MixerIterDataPipe(IterPipe):
 
     def samples(self) -> Iterator[Sample]:
         streams = [samples_of(source, "mix") for source in self.sources]
-        is_new = [True] * len(streams)  # whether a stream has yielded nothing since it was started
+        is_new = [True] * len(streams)  # whether a stream has yielded no item since it was started
         ended = [False] * len(streams)
         rounds = count(1)
         if self._per_batch is None:

@@ -41,10 +41,10 @@ class OversamplerMapDataPipe(PlanPipe):
         mode: "multiply": all samples, followed by further whole repetitions of each rarer class, as long as it does not
             become larger than the largest class. A class with more than half as many samples is not repeated. "exact":
             one class after the other, each repeated to exactly the size of the largest class.
-        redraw: In "exact" mode, whether other samples get the extra repetition in each epoch. If False, the same
+        redraw: In "exact" mode, whether different samples get the extra repetition in each epoch. If False, the same
             samples get it in every epoch.
-        class_counts: On a stream only, whose samples cannot be counted in advance: a dictionary from class numbers, or
-            names if the source knows them, to the number of samples.
+        class_counts: For streams only, because their samples cannot be counted in advance: a dictionary from class
+            numbers, or names if the source has class names, to the number of samples.
 
     Length: "exact": the number of classes times the size of the largest class; "multiply": at most that, and more than
         half of it. Unknown for a stream.
@@ -72,18 +72,18 @@ class OversamplerMapDataPipe(PlanPipe):
         if self._mode == "multiply":
             return oversample_multiply(labels)
         positions = oversample_exact(labels, epoch)
-        if epoch == 0 and self.redraws:  # no redraw if every class is repeated in whole rounds
+        if epoch == 0 and self.redraws:  # there is no redraw if every class is repeated in whole rounds
             self.redraws = not np.array_equal(positions, oversample_exact(labels, epoch=1))
         return positions
 
     def redrawn_by(self, *, of_labels: bool) -> str | None:
         redrawn = super().redrawn_by(of_labels=of_labels)
-        return None if of_labels and self.redraws else redrawn  # labels stay the same at all positions
+        return None if of_labels and self.redraws else redrawn  # labels are the same at all positions
 
 
 @functional_pipe("oversample", flavour="iter", doc_of=OversamplerMapDataPipe)
 class OversamplerIterDataPipe(StreamPlanPipe):
-    _redraw = False  # set only where it changes the order, so that it is part of the fingerprint only there
+    _redraw = False  # set only if it changes the order, so that other fingerprints do not change
 
     def __init__(
         self,
@@ -135,5 +135,5 @@ class OversamplerIterDataPipe(StreamPlanPipe):
     def _times(self, seen: int, count: int, largest: int, epoch: int) -> int:
         if self._mode == "multiply":
             return largest // count
-        start = epoch * largest % count  # so that other samples get the extra repetition in each epoch
+        start = epoch * largest % count  # different samples get the extra repetition in each epoch
         return ((seen + 1) * largest + start) // count - (seen * largest + start) // count

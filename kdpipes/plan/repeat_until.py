@@ -20,7 +20,7 @@ from kdpipes.core.torch_pipes import IterDataPipe
 
 
 class _Goal:
-    """The arguments `min_size` and `repetitions`, exactly one of which is given."""
+    """The arguments `min_size` and `repetitions`, exactly one of which is not None."""
 
     def __init__(self, min_size: int | None, repetitions: int | None) -> None:
         check_one_of(min_size=min_size, repetitions=repetitions)
@@ -47,7 +47,7 @@ class RepeaterUntilMapDataPipe(PlanPipe):
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream. A stream is read again in each round.
-        min_size: The least number of samples. The source is repeated in whole rounds. Pass either `min_size` or
+        min_size: The minimum number of samples. The source is repeated in whole rounds. Pass either `min_size` or
             `repetitions`.
         repetitions: The number of rounds.
 

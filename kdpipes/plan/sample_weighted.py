@@ -29,22 +29,22 @@ Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 class WeightedSamplerMapDataPipe(PlanPipe):
     """Draws random samples by weight (functional name: ``sample_weighted``).
 
-    Each epoch of `deal` draws other samples, which depend only on `seed` and the epoch number. Without `deal`, and in
-    columns, they are those of epoch 0. With weights by class, only the labels, field `y`, are read.
+    Each epoch of `deal` draws different samples, which depend only on `seed` and the epoch number. Without `deal`, and
+    in columns, the samples are those of epoch 0. With weights by class, only the labels, field `y`, are read.
 
     Args:
         source_datapipe: An indexed pipe of samples.
         weights: The weight of each sample, `[n]`, at least 0; or a dictionary from class numbers or names to the weight
             of each sample of the class, `{"heron": 3.0, "stork": 1.0}`. Other classes and unlabeled samples have
             weight 0. Or a function that takes the epoch number, from 0, and returns either of these; it is called in
-            every worker, so it must depend on the epoch alone.
+            every worker, so it must depend only on the epoch.
         temperature: Instead of `weights`: class c with `n[c]` samples is drawn with a probability in proportion to
-            `n[c]` to the power of 1 / temperature. 1 draws all samples alike; large values draw all classes alike. It
-            may be a function of the epoch number, too.
+            `n[c]` to the power of 1 / temperature. With 1, all samples are equally likely; with large values, all
+            classes are. May also be a function of the epoch number.
         num_samples: The number of samples to draw. By default, it is the length of the source.
         replacement: Whether a sample may be drawn more than once.
         seed: The seed of the random choice, from 0 to 2**64 - 1.
-        redraw: Whether each epoch draws other samples. If False, all epochs have those of epoch 0.
+        redraw: Whether each epoch draws different samples. If False, all epochs use those of epoch 0.
 
     Length: `num_samples`.
 
@@ -97,7 +97,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         self._shares: Shared[NDArray[Any]] | None = None
 
     computed = (*PlanPipe.computed, "_shares")
-    _temperature: float | Callback | None = None  # set only if given, so that other fingerprints stay as they were
+    _temperature: float | Callback | None = None  # set only if passed, so that other fingerprints do not change
 
     def _plans_quickly(self) -> bool:
         return has_column(self, "y")
@@ -127,7 +127,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
         return isinstance(self._weights, Callback) or isinstance(self._temperature, Callback)
 
     def _drawn(self, number: int, shares: NDArray[Any], epoch: int) -> NDArray[Any]:
-        # Epoch 0 draws what `default_rng(seed)` draws.
+        # Epoch 0 draws the same samples as `default_rng(seed)`.
         seeds = np.random.SeedSequence(self._choice_seed, spawn_key=(epoch,) if epoch else ())
         return draw_weighted(np.random.default_rng(seeds), shares, number, replacement=self._replacement)
 
@@ -170,7 +170,7 @@ def temperature_at(temperature: Any, epoch: int) -> float:
 
 
 def _parsed(weights: Any) -> tuple[NDArray[Any], tuple[Any, ...] | None]:
-    """Return the values of weights, and their classes if they are by class."""
+    """Return the values of weights, and their classes if weights are given by class."""
     values = np.asarray(list(weights.values()) if isinstance(weights, Mapping) else weights)
     if values.ndim != 1 or values.dtype.kind not in "iuf":
         raise TypeError(must_be("weights", "numbers, one for each sample or by class", weights))

@@ -30,26 +30,26 @@ def split(
 ) -> Any:
     """Divide an indexed source into disjoint parts that together hold every sample, or into folds.
 
-    To avoid leakage between the parts, name the field that tells which samples belong together, such as all images of a
-    patient: `groups="patient"`.
+    To avoid leakage between the parts, name the field that identifies samples that belong together, such as all images
+    of a patient: `groups="patient"`.
 
     Args:
         source_datapipe: An indexed pipe of samples.
         by: How samples are assigned to parts. `"key"`: by a hash of the key, so that a sample stays in its part when
             the dataset grows; the sizes of the parts are approximate. `"y"`: each class is divided at random in exactly
             these shares (stratified), rounded to whole samples. The name of another field, such as `"patient"`: by a
-            hash of its value, so that all samples with the same value are in the same part, also when the dataset
+            hash of its value, so that all samples with the same value are in the same part, even when the dataset
             grows.
         groups: The name of a field: all samples with the same value are in the same part. With `by="y"`, each class is
-            divided in these shares as closely as the groups allow; otherwise, the number of samples is. The largest
-            groups are assigned first, each to the part that lacks most of its samples. The seed decides between groups
-            of equal size.
+            divided in these shares as closely as the groups allow; otherwise, only the total number of samples is. The
+            largest groups are assigned first, each to the part that is furthest below its share. The seed breaks ties
+            between groups of equal size.
         folds: The number of folds for cross-validation, at least 2, instead of shares.
         seed: The seed of the split, from 0 to 2**64 - 1.
         shares: The shares by the names of the parts, each above 0, such as `train=0.8, val=0.2`. They must sum to 1.
 
     Returns:
-        A named tuple of indexed pipes, one for each part. With `folds`, a tuple of as many pairs `(train, val)`: each
+        A named tuple of indexed pipes, one for each part. With `folds`, a tuple of that many pairs `(train, val)`: each
         sample is in `val` of one pair, and in `train` of all others. Samples keep the order of the source.
 
     Warns:
@@ -86,7 +86,7 @@ def split(
     ends = tuple((np.cumsum(list(shares.values())) / total).tolist())
     take = partial(PartTakerMapDataPipe, source_datapipe, ends=ends, by=by, groups=groups, seed=seed)
     parts = [take(part) for part in range(len(shares))]
-    # If the column must be read first, the first use of a part finds it.
+    # If the column must be read first, the check is left to the first use of a part.
     if (groups or by != "y") and has_column(parts[0].source, groups or by):
         _reject_labels(parts[0].source, groups or by)
     if folds is None:
@@ -96,7 +96,7 @@ def split(
 
 
 class PartTakerMapDataPipe(PlanPipe):
-    """One part of `kdp.split`: the one with the number `part`, or with `is_rest` all others.
+    """One part of `kdp.split`: part number `part`, or with `is_rest`, all other parts.
 
     `ends` are cumulative shares, from above 0 to 1.
     """
@@ -142,7 +142,7 @@ class PartTakerMapDataPipe(PlanPipe):
         return chosen.astype(smallest_int(len(numbers)))
 
     def _part_numbers(self) -> NDArray[Any]:
-        """Return the number of the part of each sample."""
+        """Return the part number of each sample."""
         key = hash_key("split", self._split_seed)
         if self._by == "y" and self._groups is None:
             return divide_classes(labels_of(self.source, "split"), self._ends, key=key)
@@ -172,12 +172,12 @@ note_name(PartTakerMapDataPipe, "split")
 
 
 def _reject_labels(source: MapPipe, name: str) -> None:
-    """Raise ValueError if the values of a field are the labels, under their own or another name."""
+    """Raise ValueError if the values of a field are the labels under the same or another name."""
     if name == "key" or not has_column(source, "y"):
         return
     values, labels = (hash_values(source.column(column), seed) for column, seed in ((name, b"0"), ("y", b"1")))
     numbers = {len(np.unique(hashes)) for hashes in (values, labels, values ^ labels)}
-    if len(numbers) == 1 and 1 < numbers.pop() < len(values):  # a pair for each value, and for each label
+    if len(numbers) == 1 and 1 < numbers.pop() < len(values):  # each value has one label, and each label has one value
         raise ValueError(
             f"Each value of {name!r} is a class, so whole classes would move to one part. "
             'Write `by="y"` to divide each class in these shares. `.filter_classes(...)` divides the classes.'

@@ -25,7 +25,7 @@ class SubsetterMapDataPipe(PlanPipe):
     """Chooses the samples at some positions, in the given order (functional name: ``subset``).
 
     `pipe[5:-3:2]` and `pipe[[4, 0, 4]]` are short forms. Positions may repeat. They refer to epoch 0: a subset has the
-    same samples in every epoch, even if a pipe upstream draws other samples in each epoch.
+    same samples in every epoch, even if a pipe upstream draws different samples in each epoch.
 
     Args:
         source_datapipe: An indexed pipe of samples.
@@ -43,7 +43,7 @@ class SubsetterMapDataPipe(PlanPipe):
         array(['c', 'a'], dtype='<U1')
     """
 
-    warns_of_fixed = False  # a slice is often only used to look at some samples
+    warns_of_fixed = False  # slices are often used only to look at a few samples
 
     def __init__(self, source_datapipe: MapPipe, indices: Sequence[int] | NDArray[Any]) -> None:
         super().__init__(source_datapipe)

@@ -28,8 +28,8 @@ class PerClassTakerMapDataPipe(PlanPipe):
 
     Args:
         source_datapipe: An indexed pipe of samples.
-        num_samples: The number of samples of each class. A smaller class is taken as a whole. Pass either `num_samples`
-            or `share`.
+        num_samples: The number of samples of each class. Of a smaller class, all samples are taken. Pass either
+            `num_samples` or `share`.
         share: The share of the samples of each class, above 0.0 and at most 1.0, rounded up to whole samples.
         seed: The seed of a random choice, which does not depend on other classes; None takes the first samples.
 
