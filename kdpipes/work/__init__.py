@@ -1,9 +1,8 @@
 """Pipes that change samples one by one: fields, decoding, transforms, errors, replay.
 
-`fields` renames, adds and selects fields. `decode` and `jpeg` make images of bytes, `transform` applies callables, and
-`transforms` and `image_ops` are the callables that kdpipes provides; `adapters` and `joint` prepare those of other
-libraries, and those of several fields. `on_error` decides about samples that cannot be made. To begin with, read
-`fields`.
+`fields` renames, adds and selects fields. `decode` and `jpeg` decode images, `transform` applies callables, and
+`transforms` and `image_ops` are the callables that kdpipes provides. `adapters` prepares transforms of other libraries,
+and `joint` transforms of several fields. `on_error` handles samples that cannot be made. Start reading with `fields`.
 """
 
 from kdpipes.work.decode import DecodedImage, EncodedImage

@@ -1,4 +1,4 @@
-"""Adapt transforms of albumentations and torchvision v2: seed them for each sample, and record what they do."""
+"""Adapt transforms of albumentations and torchvision v2: seed them per sample, and record their parameters."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _NO_IDENTITY = {"_images_was_list", "_key2func", "_masks_was_list", "params", "p
 
 
 def adapted(transform: Any, param: str = "transform", fields: Fields | None = None) -> Any:
-    """Return a recorded transform for a transform of albumentations or torchvision v2, and other callables unchanged.
+    """Return a recorded transform for a transform of albumentations or torchvision v2; other callables unchanged.
 
     Args:
-        transform: Any callable. The libraries are imported only if it is theirs.
-        param: The name of the parameter for it, for errors.
-        fields: The fields that it gets as a tuple; None for a single image.
+        transform: Any callable. A library is imported only if the callable belongs to it.
+        param: The name of the parameter that `transform` was passed as, for errors.
+        fields: The fields that are passed as a tuple; None for a single image.
     """
     if _has_base(transform, "albumentations", "BasicTransform", "BaseCompose"):
         _check_albumentations(transform, param, fields)
@@ -67,8 +67,8 @@ def _owner_of(transform: Any, method: str) -> type:
 class _Unit(ABC):
     """One transform in a copy of a user's transform. Each call is recorded as a step.
 
-    If the library passes all parameters to one method, named `does`, the parameters are recorded. If they are not plain
-    data, if that method draws more random numbers, and for all other transforms, the seed of the call is recorded.
+    If the library passes all parameters to one method, named `does`, the parameters are recorded. Otherwise, or if they
+    are not plain data or the method draws more random numbers, the seed of the call is recorded.
     """
 
     params_at: ClassVar[int]  # the position of the parameters among the arguments of `does`
@@ -101,11 +101,11 @@ class _Unit(ABC):
             return self._called(call, given)
 
     def _noted(self, *args: Any, **data: Any) -> Any:
-        """Call the original method, and note the parameters."""
+        """Call the original method, and record the parameters."""
         plain = as_plain(args[self.params_at])
         before = self._state()
         result = self._does(*args, **data)
-        # A joint transform calls this for each field. Once it is recorded by its seed, it stays so.
+        # A joint transform calls this for each field. After one call was recorded by its seed, all are.
         if self._did is not self._call:
             self._did = self._call if plain is None or self._state() != before else plain
         return result
@@ -121,7 +121,7 @@ class _Unit(ABC):
 
     @abstractmethod
     def again(self, value: Any, step: dict[str, Any]) -> Any:
-        """Return `value` after the recorded step."""
+        """Return `value` after applying the recorded step again."""
 
 
 class _Tree:
@@ -154,13 +154,13 @@ class _Adapter(ABC, Fingerprinted):
     """The base class of both adapters."""
 
     package: ClassVar[str]
-    containers: ClassVar[frozenset[str]]  # the names of the classes that only call other transforms in turn
-    unit: ClassVar[type[Any]]  # the class of units, for all other transforms
+    containers: ClassVar[frozenset[str]]  # names of classes that only call other transforms in sequence
+    unit: ClassVar[type[Any]]  # class of the units of all other transforms
 
     def __init__(self, transform: Any, fields: Fields | None = None) -> None:
         self._transform = transform
         self._fields = fields
-        self._local = threading.local()  # units hold the state of a call, so each thread has its own
+        self._local = threading.local()  # per thread, because units hold the state of a call
         self.__name__ = type(transform).__name__
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -192,7 +192,7 @@ class _Adapter(ABC, Fingerprinted):
         """Return `value` after the recorded steps."""
         tree = self._tree()
         result = self._opened(value)
-        with seeded_globals(b""):  # restores the generators, which steps recorded by their seed change
+        with seeded_globals(b""):  # this restores the generators, which steps recorded by seed change
             result = self._again(tree, result, params)
         return self._closed(result, value)
 
@@ -252,12 +252,12 @@ class _AlbumentationsUnit(_Unit):
 
 
 class AlbumentationsAdapter(_Adapter):
-    """A recorded transform or composition of albumentations, which `.transform("x", A.HorizontalFlip())` makes.
+    """A recorded transform or composition of albumentations, created by `.transform("x", A.HorizontalFlip())`.
 
-    The ctx entry contains the applied `steps` in order: the class (`transform`), the place in the composition (`at`),
+    The ctx entry contains the applied `steps` in order: the class (`transform`), the path in the composition (`at`),
     and the parameters as plain data (`params`, and `kinds` for types that JSON lacks). Steps with parameters that are
-    not plain data or have more than 1,000 values (noise, distortion maps) are recorded by their `seed`. So are
-    transforms of a user's own class, a `Lambda`, and compositions that do more than call their parts in turn.
+    not plain data or have more than 1,000 values (noise, distortion maps) are recorded by their `seed`. So are users'
+    own transform classes, `Lambda`, and compositions that do more than call their parts in sequence.
 
     For several fields (`.transform("image mask boxes", ...)`), the targets are `image`, `mask`, `bboxes` and
     `keypoints`; a second field of a kind is passed under its own name. Boxes need a composition with `bbox_params`,
@@ -275,14 +275,14 @@ class AlbumentationsAdapter(_Adapter):
     unit = _AlbumentationsUnit
 
     def fingerprint(self) -> Any:
-        """Return the data that identify the transform, without its random state."""
+        """Return the data that identifies the transform, without its random state."""
         known = _identity(self._transform)
         return known if self._fields is None else [known, self._fields]
 
     def _prepared(self) -> Any:
         if self._fields is None:
             return self._transform
-        transform = copy.deepcopy(self._transform)  # including its processors, which hold state during a call
+        transform = copy.deepcopy(self._transform)  # this includes its processors, which hold state during a call
         targets = zip(_targets_of(self._fields), self._fields.kinds, strict=True)
         transform.add_targets(
             {target: _TARGETS[kind] for target, kind in targets if target != _TARGETS.get(kind, target)}
@@ -461,7 +461,7 @@ def _closed_image(kind: FieldKind, before: Any, made: Any) -> Any:
         return made
     image = Image.fromarray(made)
     if isinstance(before, Image.Image | EncodedImage | DecodedImage) and before.mode == "P" and image.mode == "L":
-        image.putpalette([value for value in range(256) for _ in "rgb"])  # makes it a mask of class numbers again
+        image.putpalette([value for value in range(256) for _ in "rgb"])  # restores a mask of class numbers
     return image
 
 
@@ -472,7 +472,7 @@ class _TorchvisionUnit(_Unit):
         is_split = _is_of(type(transform), "torchvision.transforms.v2") and type(transform).__name__ != "Lambda"
         if is_split:
             is_split = _owner_of(transform, "forward").__name__ in {"Transform", "_RandomApplyTransform"}
-        does = "transform" if hasattr(transform, "transform") else "_transform"  # until torchvision 0.20
+        does = "transform" if hasattr(transform, "transform") else "_transform"  # `_transform` until torchvision 0.20
         super().__init__(transform, at, tree, does=does if is_split else None)
 
     def __call__(self, value: Any) -> Any:
@@ -502,7 +502,7 @@ class _TorchvisionUnit(_Unit):
 
 
 class TorchvisionAdapter(_Adapter):
-    """A recorded transform of `torchvision.transforms.v2`, which `.transform("x", v2.RandomResizedCrop(224))` makes.
+    """A recorded transform of `torchvision.transforms.v2`, created by `.transform("x", v2.RandomResizedCrop(224))`.
 
     The ctx entry contains the applied `steps` in order, as for `AlbumentationsAdapter`: the `params` of `make_params`;
     or the `seed`, for transforms that draw in other ways or draw many values (AutoAugment, GaussianNoise,
@@ -518,7 +518,7 @@ class TorchvisionAdapter(_Adapter):
     unit = _TorchvisionUnit
 
     def fingerprint(self) -> Any:
-        """Return the data that identify the transform."""
+        """Return the data that identifies the transform."""
         return self._transform if self._fields is None else [self._transform, self._fields]
 
     def _opened(self, value: Any) -> Any:

@@ -29,13 +29,13 @@ from kdpipes.storage.images import open_image
 from kdpipes.storage.urls import is_local
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 
-MASK_NAMES = ("mask", "masks", "segmentation", "seg", "annotation", "label_map")  # names of fields
+MASK_NAMES = ("mask", "masks", "segmentation", "seg", "annotation", "label_map")  # names of fields with masks
 _JPEG = b"\xff\xd8\xff"
 Mode = Literal["RGB", "L", "I;16", "F", "P", "unchanged"]
 _ORIENTATION = 0x0112  # the tag of EXIF
 # The dimensions to flip to turn an image upright, by orientation. From 5 on, transpose rows and columns first.
 _FLIPS: dict[int, tuple[int, ...]] = {2: (-1,), 3: (-1, -2), 4: (-2,), 5: (), 6: (-1,), 7: (-1, -2), 8: (-2,)}
-_TAGS = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # entries of `info` that have an orientation
+_TAGS = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")  # entries of `info` that hold an orientation
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -48,7 +48,7 @@ _TURNS = {
 
 
 class DecodedImage:
-    """An image that transforms of kdpipes have made of an encoded image.
+    """An image that transforms of kdpipes have created from an encoded image.
 
     `np.asarray(image)` returns `[H, W, 3] uint8`, `image.to_pil()` an RGB image from Pillow.
 
@@ -113,7 +113,7 @@ class DecodedImage:
     def region(
         self, top: int, left: int, height: int, width: int, *, least: tuple[int, int] | None = None
     ) -> torch.Tensor:
-        """Return a copy of a region, as `EncodedImage.region` does. `least` has no effect."""
+        """Return a copy of a region, like `EncodedImage.region`. `least` is ignored."""
         return _as_planes(self._rows[top : top + height, left : left + width].copy())
 
     def to_pil(self) -> Image.Image:
@@ -158,7 +158,7 @@ class EncodedImage:
     """
 
     __slots__ = ("_image", "_jpegs", "_name", "_size", "_turn", "backend", "content", "exact", "exif", "mode")
-    late_methods = ("region", "to_pil")  # the profiler counts their time as that of `decode_images`
+    late_methods = ("region", "to_pil")  # the profiler adds their time to `decode_images`
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class EncodedImage:
         return _as_planes(np.asarray(image if corners == (0, 0, *image.size) else image.crop(corners)))
 
     def decoded(self) -> DecodedImage | Image.Image:
-        """Return all pixels, as a Pillow image in modes other than "RGB"."""
+        """Return all pixels; in modes other than "RGB", as a Pillow image."""
         if self.mode != "RGB":
             return self.to_pil()
         width, height = self.size
@@ -284,7 +284,7 @@ class EncodedImage:
         return EncodedImage, self.as_plain()
 
     def as_plain(self) -> tuple[Any, ...]:
-        """Return the arguments of the constructor; in the default mode, in the form of older caches."""
+        """Return the arguments of the constructor; in the default mode, in the format of older caches."""
         is_default = self.mode == "RGB" and not self.exif
         return self.content, self.name, self.backend, self.exact, *(() if is_default else (self.mode, self.exif))
 
@@ -304,7 +304,7 @@ class EncodedImage:
         return self._turn
 
     def _jpeg_opened(self) -> OpenedJpeg | None:
-        """Return the file, opened by a fast decoder; None if Pillow must read it."""
+        """Return the file opened by a fast decoder; None if Pillow must read it."""
         is_pillows = self.backend == "pillow" or self.mode != "RGB" or not self.content.startswith(_JPEG)
         fast = None if is_pillows else decoder(self.backend)
         if fast is None:
@@ -316,7 +316,7 @@ class EncodedImage:
             return None
         width, height = jpeg.size
         if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
-            self.backend = "pillow"  # warns or raises, depending on the size
+            self.backend = "pillow"  # Pillow warns or raises, depending on the size
             return None
         return jpeg
 
@@ -332,7 +332,7 @@ class EncodedImage:
 
 
 def _as_planes(rows: NDArray[Any]) -> torch.Tensor:
-    """Return pixels `[H, W, 3]` as `[3, H, W]` and `[H, W]` as `[1, H, W]`, without a copy if they are writable."""
+    """Return pixels `[H, W, 3]` as `[3, H, W]`, and `[H, W]` as `[1, H, W]`, without a copy if they are writable."""
     rows = rows[..., None] if rows.ndim == 2 else rows
     return torch.from_numpy(rows if rows.flags.writeable else rows.copy()).permute(2, 0, 1)
 
@@ -350,7 +350,7 @@ register_type("DecodedImage", DecodedImage, DecodedImage.as_rows, _image_of)
 
 
 def _box_in_file(box: Box, turn: int, size: tuple[int, int]) -> Box:
-    """Return the region in the image of the file that corresponds to a region of the upright image."""
+    """Return the region of the stored image that corresponds to a region of the upright image."""
     width, height = size
     top, left, rows, columns = box
     top = height - top - rows if -2 in _FLIPS[turn] else top
@@ -359,7 +359,7 @@ def _box_in_file(box: Box, turn: int, size: tuple[int, int]) -> Box:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """Return the orientation from the EXIF tag of a file: 1 (upright, or no tag) to 8."""
+    """Return the orientation in the EXIF tag of a file, from 1 (upright, or no tag) to 8."""
     if image.format == "TIFF":  # Pillow turns these upright
         return 1
     try:
@@ -397,7 +397,7 @@ def _converted(image: Image.Image, mode: str) -> Image.Image:
 
 @work_pipe("decode_images")
 class ImageDecoder(Step):
-    """Makes an encoded image of the bytes of a field, and decodes it lazily (functional name: ``decode_images``).
+    """Converts the bytes of a field to an encoded image, which is decoded lazily (functional name: ``decode_images``).
 
     The field becomes an `EncodedImage`, which is decoded by the first operation that needs pixels. Transforms of
     kdpipes decode only what they need: for a crop of a JPEG, only its region, if the decoder supports that. All
@@ -429,10 +429,10 @@ class ImageDecoder(Step):
         smaller differ from exact results by 1 to 2.3 gray levels on average, and by up to 90 at edges.
 
     Raises:
-        FieldError: There is no such field.
+        FieldError: The field does not exist.
         ImportError: The backend is not installed.
         DataError: The bytes are not an image, or the mode cannot hold the pixels; the error names the sample.
-        FileNotFoundError: There is no file at a path.
+        FileNotFoundError: A file does not exist.
 
     Example:
         >>> kdp.image_folder("photos").decode_images("x")[0]["x"].size  # doctest: +SKIP
@@ -469,7 +469,7 @@ class ImageDecoder(Step):
         block.fields[self.field] = Column(self._encoded, block.column(self.field), what=self._what)
 
     def value_fingerprint(self) -> Any:
-        """Return the data on which the pixels depend: the decoder, its version, and the mode."""
+        """Return the data that determines the pixels: the decoder, its version, and the mode."""
         return self.field, *self.decoded_by(), PIL.__version__, self._exact, self.mode, self.exif
 
     def fingerprint(self) -> Any:
@@ -477,7 +477,7 @@ class ImageDecoder(Step):
         return self.field, self.backend, self._exact, self.mode, self.exif
 
     def decoded_by(self) -> tuple[str, str]:
-        """Return the name and the version of the decoder for JPEGs. The version of Pillow is left empty."""
+        """Return the name and the version of the JPEG decoder. The version of Pillow is left empty."""
         fast = decoder(self.backend)
         return ("pillow", "") if fast is None else (fast.name, fast.version)
 
@@ -493,11 +493,11 @@ class ImageDecoder(Step):
 
 
 def _content_of(value: Any) -> bytes | None:
-    """Return the bytes of an encoded image in any form that datasets use; None for a missing image.
+    """Return the bytes of an encoded image in any form used by datasets; None for a missing image.
 
     Raises:
         DataError: A path does not lead to a local file.
-        TypeError: The value is of another kind.
+        TypeError: The value has another type.
     """
     if isinstance(value, Mapping) and value and value.keys() <= {"bytes", "path"}:  # as Hugging Face stores images
         content = value.get("bytes")
@@ -531,7 +531,7 @@ def _read_local(path: str) -> bytes:
 class UnchangedImages(ImageDecoder):
     """Raises an error for bytes that are not an image, as `ImageDecoder` does, and leaves other bytes unchanged.
 
-    States and half-written shards fit a chain with and without it.
+    States and half-written shards fit chains with and without this operation.
     """
 
     def __init__(self, field: str) -> None:

@@ -20,7 +20,7 @@ from kdpipes.core.traits import ItemForm, Traits
 class FieldAdder(Step):
     """Adds a field that is computed from the sample when it is read (functional name: ``add_field``).
 
-    The function gets the fields as they are at this point of the chain, before later transforms.
+    The function gets the fields at this point of the chain, before later transforms.
 
     Args:
         name: The name of the new field. An existing field of that name is replaced.
@@ -62,7 +62,7 @@ class FieldAdder(Step):
         return self._function.drawing
 
 
-_MANY = 1_000  # sets of names in memory
+_MANY = 1_000  # maximum number of cached sets of names
 
 
 @work_pipe("rename_fields")
@@ -74,7 +74,7 @@ class FieldRenamer(Step):
     Args:
         renames: The new and the old name of each field, `x="jpg"`. Of several old names, `x="jpg;jpeg;png"`, the first
             one that a sample has is renamed, as in webdataset. `y="json.label"` makes a field of the entry "label" of
-            the field `json`, which stays.
+            the field `json`, which is kept.
 
     Raises:
         FieldError: A sample has none of the old names, or already has a field of the new name. If only some samples of
@@ -102,7 +102,7 @@ class FieldRenamer(Step):
         known = tuple(block.fields)
         if (order := self._orders.get(known)) is not None:
             renamed = {new: fields[name] for new, name in order}
-            # Samples refer to this dictionary, so it is changed in place.
+            # Samples refer to this dictionary, so it is modified in place.
             fields.clear()
             fields.update(renamed)
             return
@@ -159,7 +159,7 @@ class CtxRecorder(Step):
     Each entry is plain data under the name of the operation: `ctx["random_resized_crop"] == {"top": 3, ...}`. The
     second operation of the same name is `random_resized_crop_2`. An entry is recorded when the transform runs, which is
     when its field is read. For callables that draw random numbers without recording parameters, the entry `draw`
-    contains what the numbers derive from: the seed, the epoch and the ordinal, which is the place of the sample in the
+    contains the origin of the numbers: the seed, the epoch and the ordinal, which is the position of the sample in the
     order of the epoch.
 
     Source: KappaData's ctx.
@@ -201,13 +201,14 @@ class Selector(Step):
             position in the source), `ordinal` (the position in the dealt epoch), `is_padding`, `ctx`, `ctx.NAME` (one
             entry of the ctx) and `ctx.NAME.PART`. A field with such a name takes precedence. With `as_dict`, parts can
             be renamed: "pixel_values=x labels=y".
-        return_ctx: Whether to return `((x, y), ctx)`, where ctx is what the operations on these fields have recorded.
+        return_ctx: Whether to return `((x, y), ctx)`, where ctx holds the parameters recorded by operations on these
+            fields.
         as_dict: Whether to return dictionaries, `{"x": x, "y": y}`, instead of tuples. `collate_samples` makes a
             dictionary of batches from them.
         bare: Whether to return the value of a single field itself: `y` instead of `(y,)`.
 
     Raises:
-        FieldError: There is no such field.
+        FieldError: The field does not exist.
         ValueError: Two parts of a dictionary have the same name; a part of a tuple is renamed; or `bare` is used with
             several fields or with `as_dict`.
 
@@ -253,14 +254,14 @@ class Selector(Step):
         self.traits = Traits(gives="items", item_form=self.form, changes=frozenset())
 
     def change(self, block: Block) -> None:
-        """Leave the samples unchanged: `items_of` makes the items."""
+        """Leave the samples unchanged, because `items_of` makes the items."""
 
     def __call__(self, sample: Sample) -> Any:
         return self.items_of(sample.block.only(sample.number))[0]
 
     def items_of(self, block: Block) -> Sequence[Any]:
         block.drop_inputs()
-        # Reading fields records entries, so the ctx is read last.
+        # Reading fields records entries of the ctx, so it is read last.
         columns = {name: _values(block, name) for name in sorted(self.names, key="ctx".__eq__)}
         parts = [columns[name] for name in self.names]
         if self.form.kind == "bare":
@@ -274,7 +275,7 @@ class Selector(Step):
         return items
 
     def fingerprint(self) -> Any:
-        """Return the arguments that change the items; for tuples, in the form of older states."""
+        """Return the arguments that affect the items; for tuples, in the format of older states."""
         parts: dict[str, Any] = {"names": self.names, "return_ctx": self.return_ctx}
         return parts if self.form.kind == "tuple" else {**parts, "form": tuple(self.form)}
 
@@ -295,7 +296,7 @@ def _values(block: Block, name: str) -> Sequence[Any]:
 
 
 def _read_each(block: Block, read: Callable[[Sample], Any]) -> list[Any]:
-    """Return the result of a function for each sample. Chains that it reads get the key of that sample."""
+    """Return the result of a function for each sample. Chains that the function reads use that sample's random key."""
     values = []
     holder = row_key()
     for sample in block.samples():

@@ -1,4 +1,4 @@
-"""Crop and resize images of any type, and the masks, boxes and points that belong to them."""
+"""Crop and resize images of any type, and the corresponding masks, boxes and points."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def keeps_no_rng(draw: Method) -> Method:
 
 
 def borrows_rng(draw: Any) -> bool:
-    """Return whether `keeps_no_rng` marks a `draw`."""
+    """Return whether a `draw` was marked by `keeps_no_rng`."""
     return getattr(draw, "__func__", None) in _KEEPING_NONE  # other callables may not be hashable
 
 
@@ -60,7 +60,7 @@ class Drawn:
         raise TypeError(f"{type(self).__name__} must implement `apply`.")
 
     def apply_to(self, kind: FieldKind, value: Any, params: dict[str, Any], size: tuple[int, int]) -> Any:
-        """Return a mask, boxes or points unchanged, as is right for transforms that change only colors."""
+        """Return a mask, boxes or points unchanged, which is correct for transforms that change only colors."""
         return value
 
     @in_one_torch_thread
@@ -127,7 +127,7 @@ def like(value: Any, image: Any) -> Any:
 
 
 def cut_out(value: Any, params: dict[str, int], owner: str, least: tuple[int, int] | None = None) -> Any:
-    """Return a region of an image, black outside the image. Of an encoded image, only the region is decoded.
+    """Return a region of an image, with black pixels outside the image. Encoded images are decoded only in the region.
 
     Args:
         value: An image of any type.
@@ -154,7 +154,7 @@ def size_of(value: Any, owner: str) -> tuple[int, int]:
 
 
 def cut(image: Any, params: dict[str, int]) -> Any:
-    """Return the region at `top` and `left` of size `height` and `width`, black outside the image."""
+    """Return the region at `top` and `left` with size `height` and `width`. Pixels outside the image are black."""
     top = params["top"]
     left = params["left"]
     bottom = top + params["height"]
@@ -166,7 +166,7 @@ def cut(image: Any, params: dict[str, int]) -> Any:
 
 
 def resized(image: Any, size: tuple[int, int], interpolation: str) -> Any:
-    """Return the image in another size (height, width), antialiased unless `interpolation` is "nearest"."""
+    """Return the image resized to (height, width), antialiased unless `interpolation` is "nearest"."""
     height, width = size
     if isinstance(image, Image.Image):
         return image.resize((width, height), RESAMPLING[interpolation])
@@ -178,7 +178,7 @@ def resized(image: Any, size: tuple[int, int], interpolation: str) -> Any:
 
 
 def _nearest(length: int, wanted: int) -> torch.Tensor:
-    """Return the positions of the pixels that Pillow takes, computed with the same rounding errors."""
+    """Return the positions of the pixels that Pillow selects, reproducing its rounding errors."""
     steps = np.full(wanted, length / wanted)
     steps[0] /= 2
     return torch.from_numpy(np.cumsum(steps).astype(np.int64).clip(max=length - 1))
@@ -192,7 +192,7 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
         raise TypeError(f"Only uint8 and float tensors can be resized by {interpolation!r}, not {image.dtype}. {hint}")
     lead = image.shape[:-2]
     is_quick = is_bytes and min(size[1], image.shape[-1]) > 1 and image.device.type == "cpu"
-    if is_quick and image.dim() == 3 and image.stride(0) == 1:  # channels last, which is fastest, and is kept
+    if is_quick and image.dim() == 3 and image.stride(0) == 1:  # channels last is fastest, and is preserved
         _, row, column = image.stride()
         one = image.as_strided(
             (1, *image.shape), (row * image.shape[1], 1, row, column)
@@ -213,7 +213,7 @@ def _interpolated(image: torch.Tensor, size: tuple[int, int], interpolation: str
 
 
 def check_size(value: Any) -> tuple[int, int]:
-    """Return `size` as (height, width), which are equal for a single integer. Raise unless it is valid."""
+    """Return `size` as (height, width), which are equal for a single integer. Raise if it is invalid."""
     is_pair = is_sequence(value) and len(value) == 2
     try:
         height, width = [check_count("size", length) for length in (value if is_pair else (value, value))]
@@ -224,7 +224,7 @@ def check_size(value: Any) -> tuple[int, int]:
 
 
 def on_mask(value: Any, apply: Callable[[Any], Any]) -> Any:
-    """Return a mask, in its type and dtype, after an operation on images that makes no new values.
+    """Apply an image operation that creates no new values to a mask, preserving its type and dtype.
 
     Args:
         value: An image from Pillow or `decode_images`, a tensor `[..., H, W]` or an array `[H, W]` or `[H, W, C]`.
@@ -249,7 +249,7 @@ def moved(
     shift: tuple[float, float] = (0, 0),
     size: tuple[int, int],
 ) -> Any:
-    """Return boxes or points after `x * scale + shift`; boxes are clipped at the edges of the image.
+    """Return boxes or points after `x * scale + shift`. Boxes are clipped at the edges of the image.
 
     Args:
         kind: "boxes" or "points".
@@ -303,7 +303,7 @@ def from_corners(kind: FieldKind, value: Any) -> Any:
 
 
 def back_as(before: Any, made: Any) -> Any:
-    """Return numbers in the type and dtype of the original value; for a list, as an array of float32."""
+    """Return numbers in the type and dtype of the original value; for a list, as a float32 array."""
     array = np.asarray(made)
     if isinstance(before, torch.Tensor):
         array = array if before.is_floating_point() else np.rint(array)

@@ -32,12 +32,12 @@ class Box(NamedTuple):
 
 
 def made_smaller(size: tuple[int, int], box: Box, least: tuple[int, int]) -> tuple[Box, int]:
-    """Return the region in an image that is decoded at a reduced size, and the factor of the reduction.
+    """Return the region in an image decoded at a reduced size, and the reduction factor.
 
     Args:
         size: The width and height of the image.
         box: The region in the image.
-        least: The least height and width of the region after the reduction.
+        least: The minimum height and width of the region after the reduction.
 
     >>> made_smaller((1000, 800), Box(100, 50, 500, 501), (224, 224))
     (Box(top=50, left=25, height=250, width=251), 2)
@@ -54,7 +54,7 @@ def made_smaller(size: tuple[int, int], box: Box, least: tuple[int, int]) -> tup
 
 
 class UnfitError(Exception):
-    """A file must be decoded by Pillow: it is damaged, not a JPEG, or of a kind for which pixels might differ."""
+    """A file must be decoded by Pillow: it is damaged, not a JPEG, or of a kind whose pixels might differ."""
 
 
 class OpenedJpeg(Protocol):
@@ -67,7 +67,7 @@ class OpenedJpeg(Protocol):
     size: tuple[int, int]
 
     def region(self, box: Box, factor: int = 1) -> NDArray[np.uint8]:
-        """Return the RGB pixels of a region, `[height, width, 3] uint8`, equal to those of a decode of the whole image.
+        """Return the RGB pixels of a region, `[height, width, 3] uint8`, equal to those of decoding the whole image.
 
         Args:
             box: The region, in pixels of the reduced image.
@@ -84,7 +84,8 @@ class JpegDecoder(NamedTuple):
     Attributes:
         name: The name in `decode_images(backend=...)`.
         version: The version of the library.
-        open: Reads the header of a file, given its bytes. It raises UnfitError if Pillow must decode the file.
+        open: A function that reads the header of a file, given its bytes. It raises UnfitError if Pillow must decode
+            the file.
     """
 
     name: str
@@ -93,7 +94,7 @@ class JpegDecoder(NamedTuple):
 
 
 class _Simplejpeg:
-    """A file for the package simplejpeg, which decodes whole images."""
+    """A file read by the package simplejpeg, which decodes whole images."""
 
     def __init__(self, module: Any, content: bytes) -> None:
         self._module = module
@@ -107,7 +108,7 @@ class _Simplejpeg:
         self.size: tuple[int, int] = width, height
 
     def region(self, box: Box, factor: int = 1) -> NDArray[np.uint8]:
-        width, height = self.size if factor > 1 else (0, 0)  # 0: the full size
+        width, height = self.size if factor > 1 else (0, 0)  # 0 means full size
         least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
         try:
             pixels: NDArray[np.uint8] = self._module.decode_jpeg(self._content, strict=True, **least)
@@ -131,9 +132,9 @@ class _Scale(ctypes.Structure):
 
 
 class _Turbojpeg:
-    """A file for TurboJPEG 3 from libjpeg-turbo, which decodes only the rows and columns of a region.
+    """A file read by TurboJPEG 3 from libjpeg-turbo, which decodes only the rows and columns of a region.
 
-    It has a decompressor of its own, which would keep tables of other files.
+    It has its own decompressor, because a shared one would keep tables of other files.
     """
 
     def __init__(self, library: Any, content: bytes) -> None:
@@ -149,7 +150,7 @@ class _Turbojpeg:
         is_usual = read(handle, _PRECISION) == 8 and read(handle, _COLOURS) in {_YCBCR, _GREY}
         if not is_usual or not 0 <= subsampling < len(_MCU_WIDTHS):
             raise UnfitError
-        self._step = _MCU_WIDTHS[subsampling]  # a region may begin at its multiples
+        self._step = _MCU_WIDTHS[subsampling]  # regions may begin at multiples of this
         self.size: tuple[int, int] = read(handle, _WIDTH), read(handle, _HEIGHT)
 
     def __del__(self) -> None:
@@ -162,13 +163,13 @@ class _Turbojpeg:
         height = -(-height // factor)
         step = -(-self._step // factor)
         # The colors of the outermost column of a region are interpolated from fewer neighbors, so one more column is
-        # decoded and cut off. In a region of few columns, they are interpolated in a simpler way.
+        # decoded and cut off. In a region of few columns, colors are interpolated in a simpler way.
         left = max(box.left - 1, 0) // step * step
         right = min(max(box.left + box.width + 1, left + 2 * step), width)
         top = max(box.top - 1, 0)
         bottom = min(box.top + box.height + 1, height)
         pixels = np.empty((bottom - top, right - left, 3), dtype=np.uint8)
-        address = pixels.__array_interface__["data"][0]  # `pixels.ctypes` would take longer
+        address = pixels.__array_interface__["data"][0]  # faster than `pixels.ctypes`
         library = self._library
         handle = self._handle
         content = self._content
@@ -193,12 +194,12 @@ def _load_simplejpeg() -> JpegDecoder | None:
 
 
 def _load_turbojpeg() -> JpegDecoder | None:
-    """Return the first installed library of version 3; None if there is none."""
+    """Return the first installed library of version 3, or None."""
     for path in _turbojpeg_paths():
         try:
             library = ctypes.CDLL(path)
             _declare(library)
-        except (OSError, AttributeError) as error:  # it is missing or older
+        except (OSError, AttributeError) as error:  # the library is missing or older
             if _LIBRARY in os.environ:
                 what = f"{_LIBRARY} is not the path of libjpeg-turbo 3"
                 warn(f"{what}, so JPEGs are decoded by another library: {error}.")
@@ -209,7 +210,7 @@ def _load_turbojpeg() -> JpegDecoder | None:
 
 
 def _turbojpeg_paths() -> list[str]:
-    """Return possible paths of the library: that in the environment, or those of the system and a Python package."""
+    """Return candidate paths of the library: from the environment, the system and a Python package."""
     named = os.environ.get(_LIBRARY)
     if named is not None:
         return [named]
@@ -243,12 +244,12 @@ def _declare(library: Any) -> None:
 
 @cache
 def find_decoders() -> dict[str, JpegDecoder]:
-    """Return the installed decoders by name, the fastest first."""
+    """Return the installed decoders by name, fastest first."""
     return {found.name: found for found in (_load_turbojpeg(), _load_simplejpeg()) if found is not None}
 
 
 def decoder(backend: Backend) -> JpegDecoder | None:
-    """Return the decoder of a backend, the fastest one for "auto"; None for Pillow.
+    """Return the decoder of a backend, the fastest one for "auto", or None for Pillow.
 
     Raises:
         ImportError: The decoder is not installed.

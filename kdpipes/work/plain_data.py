@@ -17,7 +17,7 @@ class _NotPlainError(Exception):
 
 
 def as_plain(params: dict[str, Any]) -> dict[str, Any] | None:
-    """Return `params` in types that JSON has, and the `kinds` of other types; None if they are not plain data.
+    """Return `params` in types of JSON, and the `kinds` of other types; None if `params` are not plain data.
 
     `kinds` maps the path of a value to its type: tuples are `tuple`, NumPy numbers such as `float32`, arrays such as
     `int64[2, 4]`, tensors such as `tensor float32[3]`. The result is None for more than 1,000 values.
@@ -73,7 +73,7 @@ def _is_exact(dtype: np.dtype[Any]) -> bool:
 
 
 def restored(value: Any, kinds: dict[str, str], path: str = "") -> Any:
-    """Return the original of `value`, the `params` that `as_plain` returned together with `kinds`."""
+    """Return the original value, given the `params` and `kinds` returned by `as_plain`."""
     if isinstance(value, dict):
         value = {key: restored(entry, kinds, _joined(path, key)) for key, entry in value.items()}
     elif isinstance(value, list):

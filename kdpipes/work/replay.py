@@ -22,25 +22,25 @@ from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, Shuffler
 
 
 def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe: Any) -> Any:
-    """Repeat exactly the operations on a sample that its ctx has recorded.
+    """Repeat the operations on a sample exactly as recorded in its ctx.
 
-    Transforms use the recorded parameters, which may be edited. Other callables get the random numbers that derive from
-    the recorded `draw`. For a batch, `kdpipes.delivery.split_ctx(ctx)` returns the ctx of each sample. `mixup` and
-    `cutmix` are not repeated; `kdp.find` makes whole batches again.
+    Transforms use the recorded parameters, which may be edited. Other callables get random numbers derived from the
+    recorded `draw`. For a batch, `kdpipes.delivery.split_ctx(ctx)` returns the ctx of each sample. `mixup` and `cutmix`
+    are not repeated; `kdp.find` makes whole batches again.
 
     Args:
-        sample_or_key: The key of a sample of the chain (if several samples of a stream have it, that with the recorded
-            ordinal, or the first one if the ctx has none); or a sample as its source makes it, to which all work pipes
-            of the chain are applied, but no plan pipe.
+        sample_or_key: The key of a sample of the chain; if several samples of a stream have this key, the one with the
+            recorded ordinal, or the first one if the ctx has none. Or a raw sample of the source, to which all work
+            pipes of the chain are applied, but no plan pipe.
         ctx: The ctx of the sample: plain data, which may come from JSON.
         source_datapipe: The chain that recorded the ctx. `deal` and all pipes after it are ignored.
 
     Returns:
-        The item of the chain for the sample: a sample, or the tuple that `select` makes.
+        The item of the chain for the sample: a sample, or the item that `select` makes.
 
     Raises:
-        DataError: The chain has no sample of that key.
-        ChainError: An operation draws random numbers that the ctx does not contain.
+        DataError: The chain has no sample with this key.
+        ChainError: An operation draws random numbers that are missing in the ctx.
 
     Example:
         >>> pipe = kdp.from_ids(["a.jpg"], load=lambda id: Image.new("RGB", (9, 9))).record_ctx()
@@ -87,7 +87,7 @@ def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
     if isinstance(pipe, IterDataPipe | MapDataPipe):
         deal = next((node for node in Chain.of(pipe).path() if node.traits.role == "deal"), None)
         pipe = pipe if deal is None else deal.upstream[0].pipe
-    while isinstance(pipe, Shuffler):  # it changes only the order
+    while isinstance(pipe, Shuffler):  # changes only the order
         (pipe,) = upstream_of(pipe)
     if not isinstance(pipe, MapPipe | IterPipe):
         raise ChainError(f"{type(pipe).__name__} is not a pipe of samples. Use pipes of kdpipes instead.")
@@ -95,7 +95,7 @@ def _chain_of_samples(source_datapipe: Any) -> MapPipe | IterPipe:
 
 
 def _path_of(chain: MapPipe | IterPipe) -> list[Any]:
-    """Return the pipes of a chain from its source on, without those that the source itself reads from."""
+    """Return the pipes of a chain in order, starting with its source, without the pipes that the source reads from."""
     path: list[Any] = [chain]
     while any(
         isinstance(pipe, MapPipe | IterPipe) for source in upstream_of(path[-1]) for pipe in Chain.of(source).pipes
@@ -125,7 +125,7 @@ def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
                 keys = chain.column("key")
                 raise DataError(f"The chain has no sample with key {key!r}.{closest(key, map(str, keys))}")
             return finished(chain, made)
-    stream: Any = Chain.of(chain).copy_streams()  # it may be in use
+    stream: Any = Chain.of(chain).copy_streams()  # the stream may be in use
     # Otherwise, stock pipes would draw from the global generators, which other threads may seed.
     seed_streams(reversed(Chain.of(stream)), sample_key.seed, sample_key.epoch)
     with using_key(sample_key):
@@ -150,14 +150,14 @@ def _sources_of(chain: MapPipe) -> list[MapPipe]:
 
 
 def find_sample(key: str, pipe: MapPipe) -> Sample | None:
-    """Return the sample with a key that `pipe` yields in some epoch; None if there is no such sample."""
+    """Return the sample with a key that `pipe` yields in some epoch, or None."""
     places = np.flatnonzero(pipe.column("key") == key)
     if len(places):
         with planning(0):  # the column holds the keys of epoch 0
             return pipe.fetch(int(places[0]))
     if redrawing_name(pipe) is None:
         return None
-    for number, source in enumerate(upstream_of(pipe)):  # another epoch may contain it
+    for number, source in enumerate(upstream_of(pipe)):  # other epochs may contain it
         if isinstance(source, MapPipe) and (sample := find_sample(key, source)) is not None:
             sample = sample.come_from(number) if len(upstream_of(pipe)) > 1 else sample
             return pipe.apply_to(sample) if isinstance(pipe, SampleMapper) else sample

@@ -50,7 +50,7 @@ class Transformer(Step):
     `rng`, or from the global generators of `random`, NumPy and torch, which are seeded for the call and restored
     afterwards. This takes about 50 microseconds; it is skipped for callables that have a parameter `rng` or an
     attribute `is_random = False`, and in batches of `deal` for those that were not seen to draw from these generators.
-    Generators that a callable makes itself are not seeded. Neither is an `A.Compose` in a function: pass the
+    Generators that a callable creates itself are not seeded. Neither is an `A.Compose` inside a function: pass the
     composition itself. An image from `decode_images` is passed as a Pillow image (RGB).
 
     Several fields named in one string, `"image mask"`, are transformed together: each transform draws its parameters
@@ -78,7 +78,7 @@ class Transformer(Step):
             are clipped at the edges of the image, and their number does not change; integer coordinates are rounded.
 
     Raises:
-        FieldError: There is no such field.
+        FieldError: The field does not exist.
         TypeError: A callable returned None. The message names the callable and the sample.
         DataError: Images and masks of one sample differ in size; or a box has a negative width or height. The message
             names the box and the sample.
@@ -255,7 +255,7 @@ def _in_one(
 
 
 def _made_of_all(made: Any, values: list[Any], step: Callback, fields: Fields) -> tuple[Any, ...]:
-    """Return the results of a callable for several fields, as a tuple."""
+    """Return the results of a callable for several fields as a tuple, after checking their number."""
     results = (made,) if len(values) == 1 else made
     if not isinstance(results, tuple | list) or len(results) != len(values):
         shown = f"{len(results)}" if isinstance(results, tuple | list) else type(results).__name__
@@ -290,7 +290,7 @@ def _in_two_steps(step: Callback, place: str, view: str, is_recorded: bool) -> C
         else:
             params = transform.draw(value, sample.rng(place, is_borrowed=is_borrowed))
         if is_recorded:
-            _ctx_of(sample, view)[entry] = copy.deepcopy(params)  # `apply` may change its argument
+            _ctx_of(sample, view)[entry] = copy.deepcopy(params)  # `apply` may modify its argument
         result = made if is_made else transform.apply(value, params)
         return _made(result, value, step) if result is None else result
 
@@ -298,7 +298,7 @@ def _in_two_steps(step: Callback, place: str, view: str, is_recorded: bool) -> C
 
 
 def _threads_of(step: Callback) -> Callable[[Any], Any] | None:
-    """Return the decorator that limits torch to one thread, for transforms of kdpipes; None for others."""
+    """Return the decorator that limits torch to one thread; None unless the transform is one of kdpipes'."""
     transform = step.function
     inner = transform.wrapped if isinstance(transform, JointTransform) else transform
     return in_one_torch_thread if isinstance(inner, Drawn) else None

@@ -36,8 +36,8 @@ class BatchTransformer(Step):
             of `random`, NumPy or torch, it is called for each sample alone, with seeds.
 
     Raises:
-        FieldError: There is no such field.
-        TypeError: The function did not return one value for each value, or returned None for one.
+        FieldError: The field does not exist.
+        TypeError: The function did not return one result per value, or returned None for one of them.
 
     Example:
         >>> import numpy as np
@@ -96,7 +96,7 @@ class BatchTransformer(Step):
         block.fields[self.field] = column
 
     def _checked(self, made: Any, values: list[Any]) -> Sequence[Any]:
-        """Return the results of a call, after checking that there is one for each value."""
+        """Return the results of a call after checking that their number equals that of the values."""
         name = self._function.name
         try:
             number = len(made)

@@ -40,8 +40,8 @@ class RandomResizedCrop(Drawn):
 
     Args:
         size: The height and width of the result in pixels: one integer for both, or (height, width).
-        scale: The least and the largest area of the region, as a share of the area of the image.
-        ratio: The least and the largest ratio of the width of the region to its height.
+        scale: The minimum and maximum area of the region, as a share of the area of the image.
+        ratio: The minimum and maximum ratio of the region's width to its height.
         interpolation: "nearest", "bilinear" or "bicubic". The last two are antialiased.
 
     Example:
@@ -143,13 +143,13 @@ class Resize(Fixed):
 
     The ctx records `{"height", "width"}`. A Pillow image stays one, an image from `decode_images` becomes a
     `DecodedImage`, and a tensor `[..., C, H, W]` of uint8 or float keeps its dtype. Sizes are rounded down, as in
-    torchvision's `Resize`. For Pillow images, the pixels are those of Pillow. For others, pixels of photos differ from
-    them by less than 0.1 gray levels on average and by at most 1 ("nearest": 0; "bicubic": 2, or 8 if one edge grows
-    and the other shrinks, which versions of Pillow do in different orders).
+    torchvision's `Resize`. For Pillow images, the pixels are those of Pillow. For other images, the pixels of photos
+    differ from those by less than 0.1 gray levels on average and by at most 1 ("nearest": 0; "bicubic": 2, or 8 if one
+    edge grows and the other shrinks, which versions of Pillow do in different orders).
 
     Args:
         size: The length of the shorter edge of the result in pixels, which keeps the aspect ratio; or (height, width).
-        max_size: The largest length of the longer edge. The shorter edge may then be less than `size`.
+        max_size: The maximum length of the longer edge. The shorter edge may then be less than `size`.
         interpolation: "nearest", "bilinear" or "bicubic". With "bicubic", floats may become less than 0 or more than 1.
 
     Example:
@@ -187,7 +187,7 @@ class Resize(Fixed):
         return {"height": short, "width": long} if height < width else {"height": long, "width": short}
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        """Return the image in the size in `params`."""
+        """Return the image resized to the size in `params`."""
         size = params["height"], params["width"]
         return like(value, resized(as_image(value, "Resize", size), size, self._interpolation))
 
@@ -362,7 +362,7 @@ def _base(levels: torch.Tensor, name: str, *, is_bytes: bool) -> torch.Tensor:
 def _grey(levels: torch.Tensor, *, is_bytes: bool) -> torch.Tensor:
     if levels.shape[-3] == 1:
         return levels
-    weights = torch.tensor([19595, 38470, 7471], device=levels.device) / 65536  # ITU-R 601-2, as Pillow rounds them
+    weights = torch.tensor([19595, 38470, 7471], device=levels.device) / 65536  # ITU-R 601-2, rounded as in Pillow
     gray = (levels * weights[:, None, None]).sum(-3, keepdim=True)
     return (gray + 0.5).floor() if is_bytes else gray
 
@@ -396,7 +396,7 @@ def _hue_and_saturation(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 def _check_ends(
     param: str, value: Any, rule: str, *, center: float | None = None, least: float, most: float
 ) -> tuple[float, float]:
-    """Return the ends of a range. One number is a distance from `center`, if there is one."""
+    """Return the ends of a range. A single number is a distance from `center`, if that is not None."""
     ends = (max(least, center - value), center + value) if center is not None and is_number(value) else value
     if not is_sequence(ends) or [is_number(end) for end in ends] != [True, True]:
         raise TypeError(must_be(param, rule, value))
