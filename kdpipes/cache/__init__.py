@@ -1,8 +1,8 @@
-"""Caches of fields: in memory, on disk, in Redis, in a store of your own, and caches opened without their source.
+"""Caches of fields: in memory, on disk, in Redis, in custom stores, and caches opened without their source.
 
-`cache` is the pipe, `key` decides what entries depend on, and `store` is the interface of `lmdb_store`, `file_store`
-and `redis_store`. `folder` and `shared_folder` decide where entries are, `warm_up` fills a cache, and `replayed`
-repeats streams whose contents are cached. To begin with, read `cache` and `store`.
+`cache` is the pipe, `key` computes the keys of entries, and `store` is the interface of `lmdb_store`, `file_store` and
+`redis_store`. `folder` and `shared_folder` manage the locations of entries, `warm_up` fills a cache, and `replayed`
+repeats streams whose contents are cached. Start reading with `cache` and `store`.
 """
 
 from typing import TYPE_CHECKING

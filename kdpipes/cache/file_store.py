@@ -18,12 +18,12 @@ from kdpipes.storage.urls import is_local
 class FileStore(CacheStore):
     """A `CacheStore` of files: a folder that can be moved, packed and opened anywhere (`zip://::cache.zip`).
 
-    Each file is written whole or not at all, by any number of processes at once. The file METADATA marks the folder as
-    a cache. `cache_on_disk` describes the arguments.
+    Each file is written completely or not at all, by any number of processes at the same time. The file METADATA marks
+    the folder as a cache. `cache_on_disk` describes the arguments.
     """
 
     layout = "files"
-    errors = (Exception,)  # of any file system
+    errors = (Exception,)  # errors of any file system
 
     def __init__(self, url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> None:
         self._access = Access(storage_options=storage_options)
@@ -49,12 +49,12 @@ class FileStore(CacheStore):
         return self._exists() and bool(self._folder.exists(path_of(key)))
 
     def size(self) -> tuple[int, int]:
-        """Return the number of entries and bytes; object storage is listed for it, 1,000 files with each request."""
+        """Return the number of entries and bytes. Object storage is listed for this, 1,000 files per request."""
         totals: tuple[int, int] = self._folder.totals() if self._exists() else (0, 0)
         return totals
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
-        with suppress(OSError):  # a process that cannot write there gets every claim
+        with suppress(OSError):  # a process without write permission gets every claim
             self._exists(create=True)
         claimed: AbstractContextManager[bool] = self._folder.claim(name, waits=waits)
         return claimed
@@ -65,10 +65,10 @@ class FileStore(CacheStore):
             return
         for name in sorted(self._folder.entries()):
             digest = b""
-            with suppress(ValueError):  # of a file that kdpipes has not written
+            with suppress(ValueError):  # a file not written by kdpipes
                 digest = bytes.fromhex(name.rpartition("/")[2])
             content = self._folder.read(name)
-            if content is not None:  # it may have been deleted since
+            if content is not None:  # it may have been deleted in the meantime
                 yield digest, content
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class FileStore(CacheStore):
         return LocalFolder(self._url) if is_local(self._url) else RemoteFolder(self._url, self._access)
 
     def _exists(self, *, create: bool = False) -> bool:
-        """Return whether there is a cache."""
+        """Return whether the cache exists, or create it first with `create`."""
         folder = self._folder
         if not folder.is_marked:
             options: dict[str, Any] | None = {} if create else None
@@ -88,9 +88,9 @@ class FileStore(CacheStore):
 
 
 def path_of(key: bytes) -> str:
-    """Return the path of an entry in the cache's folder, below one of 4,096 folders.
+    """Return the path of an entry in the cache's folder, below one of 4,096 subfolders.
 
-    A million entries are 244 in each folder.
+    With a million entries, each subfolder holds 244.
 
     >>> path_of(b"heron")
     '4c/3/4c34d2975d0bd9bb626fccc3d2347c9588a67fc2'

@@ -1,4 +1,4 @@
-"""A folder that holds a cache, local or remote: its files, METADATA, and claims among the processes that fill it."""
+"""A cache folder, local or remote: its files, METADATA, and claims of the processes that fill it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLAIM_TRIES = 100
 _CLAIMS = ".claims"
 _DRAFTS = ".partial"
 _COUNTS = ".counts/folders"
-_NUM_TRIES = 3  # of remote storage: the samples can still be loaded
+_NUM_TRIES = 3  # few tries for remote storage, because the samples can also be loaded from the source
 _LONG_AGO_S = 24 * 3600
 _SETTLED_NS = 2_000_000_000  # coarser than the clock of any file system
 
@@ -40,12 +40,12 @@ _SETTLED_NS = 2_000_000_000  # coarser than the clock of any file system
 def read_metadata(
     folder: LocalFolder | RemoteFolder, place: str, layout: str, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Return how the cache in a folder was set up, None if there is none; with `options`, create it first.
+    """Return the setup of the cache in a folder, or None if there is no cache. With `options`, create it first.
 
-    Of several processes that create a cache, the first one decides.
+    If several processes create a cache, the first one wins.
 
     Raises:
-        DataError: The file METADATA is damaged or of another format or layout, or the folder holds something else.
+        DataError: The file METADATA is damaged or has another format or layout, or the folder holds other files.
     """
     found = _parsed(folder.read(METADATA), place, layout)
     if found is not None or options is None:
@@ -59,7 +59,7 @@ def read_metadata(
 
 
 def layout_in(url: str, access: Access | None = None) -> str | None:
-    """Return the layout of the cache in a folder or at a URL, None if there is no cache."""
+    """Return the layout of the cache in a folder or at a URL, or None if there is no cache."""
     try:
         if is_local(url):
             content = Path(url, METADATA).expanduser().read_bytes()
@@ -90,7 +90,7 @@ def _parsed(content: bytes | None, place: str, layout: str | None = None) -> dic
 
 
 def number_in(metadata: Mapping[str, Any], name: str, place: str, *, least: int, most: int) -> int:
-    """Return an entry of METADATA that is a number; raise a DataError if it is none, or out of its range."""
+    """Return a number in METADATA. Raise a DataError if it is not a number, or out of range."""
     value = metadata.get(name)
     if type(value) is not int or not least <= value <= most:
         rejection = must_be(name, f"an integer from {least} to {most}", value, _HINT)
@@ -103,7 +103,7 @@ def _checksum(content: dict[str, Any]) -> int:
 
 
 class LocalFolder:
-    """A local folder, or a folder of a disk that several machines share; it need not exist."""
+    """A local folder, or a folder on a disk shared by several machines. It need not exist."""
 
     def __init__(self, path: str) -> None:
         self._root = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 - links stay
@@ -112,7 +112,7 @@ class LocalFolder:
         self._is_swept = False
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file, None if it does not exist."""
+        """Return the content of a file, or None if it does not exist."""
         try:
             with open(f"{self._root}/{name}", "rb", buffering=0) as file:  # noqa: PTH123 - a third faster
                 return file.read()
@@ -124,7 +124,7 @@ class LocalFolder:
         return os.path.exists(f"{self._root}/{name}")  # noqa: PTH110 - for each of many files
 
     def write(self, name: str, content: bytes, *, replace: bool) -> None:
-        """Write a file atomically, unless it exists and is not to be replaced."""
+        """Write a file atomically. An existing file is replaced only with `replace`."""
         if not replace and self.exists(name):
             return
         if not self._is_swept:
@@ -145,11 +145,11 @@ class LocalFolder:
             raise
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it exists."""
+        """Delete a file if it exists."""
         Path(self._root, name).unlink(missing_ok=True)
 
     def create(self, name: str, content: bytes) -> None:
-        """Write a file unless another process has: the first one decides."""
+        """Write a file unless another process has written it: the first one wins."""
         path = Path(self._root, name)
         _in_folder(str(path), lambda: create_file(path, content))
 
@@ -170,8 +170,8 @@ class LocalFolder:
     def totals(self) -> tuple[int, int]:
         """Return the number of entries and their total size in bytes.
 
-        Folders that have not changed are not listed again. The counts are kept in a hidden file, so the cost grows with
-        the number of folders, not of entries.
+        Unchanged folders are not listed again. Their counts are stored in a hidden file, so the cost grows with the
+        number of folders, not with the number of entries.
         """
         known: dict[str, Any] = {}
         with suppress(ValueError):
@@ -188,13 +188,13 @@ class LocalFolder:
                     listed = [each for each in listing if _is_entry(each.name)]
                 folders = [each.name for each in listed if each.is_dir()]
                 sizes = [each.stat().st_size for each in listed if not each.is_dir()]
-                # A later change may get the same time as a recent one.
+                # A recent modification time proves nothing: a later change may get the same time.
                 row = [changed if now - changed > _SETTLED_NS else 0, len(sizes), sum(sizes), folders]
             found[inner] = row
             waiting += [f"{inner}{name}/" for name in row[3]]
         if found != known:
             path = Path(self._root, _COUNTS)  # in a folder of its own, or writing it would change the first folder
-            with suppress(OSError):  # a folder that cannot be written is listed each time
+            with suppress(OSError):  # without write permission, the folder is listed each time
                 _in_folder(str(path), lambda: replace_file(path, json.dumps(found).encode()))
         return sum(row[1] for row in found.values()), sum(row[2] for row in found.values())
 
@@ -206,32 +206,32 @@ class LocalFolder:
             is_held = self._locked(path, held, waits=waits)
             yield is_held is not False
             if is_held:
-                # Removed while it is locked. Another process may lock the removed file; it finds the work done.
+                # Removed while locked. Another process may lock the removed file, but finds the work done.
                 with suppress(OSError):
                     path.unlink()
-                    path.parent.rmdir()  # unless it holds other claims
+                    path.parent.rmdir()  # fails while the folder holds other claims
 
     def _locked(self, path: Path, held: ExitStack, *, waits: bool) -> bool | None:
-        """Lock a file until `held` ends, and return whether that worked; None if there can be no lock file."""
+        """Lock a file until `held` exits, and return whether that succeeded; None if no lock file can be created."""
         for _ in range(_CLAIM_TRIES):
             try:
                 path.parent.mkdir(exist_ok=True)
                 return held.enter_context(locked(path, timeout_s=None if waits else 0))
             except (FileExistsError, FileNotFoundError):
-                # A process that gives up its claim may remove the empty folder, here between two calls of the system.
+                # A process that releases its claim may remove the empty folder at any time, even between two calls.
                 if not Path(self._root).is_dir():
                     break
-            except OSError:  # a folder that cannot be written
+            except OSError:  # no write permission
                 break
         return None
 
     def _sweep(self) -> None:
-        """Remove the drafts of processes that were killed while writing."""
+        """Remove drafts of processes that were killed while writing."""
         for draft in Path(self._root, _DRAFTS).glob("*~*~*"):
             host, pid, _ = draft.name.split("~")
             with suppress(OSError):
                 is_old = time.time() - draft.stat().st_mtime > _LONG_AGO_S
-                # Windows cannot ask: signal 0 is Ctrl-C there, and interrupts all processes of the console.
+                # Windows offers no such check: there, signal 0 is Ctrl-C and interrupts all processes of the console.
                 if is_old if host != self._host or not CAN_HOLD else not _is_alive(int(pid)):
                     draft.unlink()
 
@@ -241,7 +241,7 @@ def _is_entry(name: str) -> bool:
 
 
 def _in_folder(path: str, action: Callable[[], Any]) -> None:
-    """Call `action`, after creating the folder of `path` if it is missing."""
+    """Call `action`, after creating the folder of `path` if necessary."""
     try:
         action()
     except FileNotFoundError:
@@ -260,7 +260,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class RemoteFolder:
-    """A folder of an fsspec file system that writes files whole, as object storage does; it need not exist."""
+    """A folder of a file system that writes files as a whole, as object storage does. It need not exist."""
 
     def __init__(self, url: str, access: Access) -> None:
         self._url = url
@@ -278,7 +278,7 @@ class RemoteFolder:
             return retried(call, num_tries=_NUM_TRIES)
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file, None if it does not exist."""
+        """Return the content of a file, or None if it does not exist."""
         with suppress(FileNotFoundError):
             reader = remote_reader(join_url(self._url, name), self._files, self._path(name))
             return bytes(self._tried(reader.read).content)
@@ -289,21 +289,21 @@ class RemoteFolder:
         return bool(self._tried(lambda: self._files.exists(self._path(name))))
 
     def write(self, name: str, content: bytes, *, replace: bool) -> None:
-        """Write a file, even if it exists: asking would take as long as writing."""
+        """Write a file, even if it exists, because checking would take as long as writing."""
         path = self._path(name)
         try:
             self._tried(lambda: self._files.pipe_file(path, content))
-        except FileNotFoundError:  # object storage has no folders, but other file systems need them
+        except FileNotFoundError:  # unlike object storage, other file systems need folders
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._tried(lambda: self._files.pipe_file(path, content))
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it exists."""
+        """Delete a file if it exists."""
         with suppress(FileNotFoundError):
             self._tried(lambda: self._files.rm_file(self._path(name)))
 
     def create(self, name: str, content: bytes) -> bytes:
-        """Write a file unless it exists, and return what it holds then."""
+        """Write a file unless it exists, and return its content afterwards."""
         with using(self._access):
             return create_url(join_url(self._url, name), content)
 
@@ -320,7 +320,7 @@ class RemoteFolder:
         return list(self._sizes())
 
     def totals(self) -> tuple[int, int]:
-        """Return the number and bytes of the entries, for which the storage lists them all."""
+        """Return the number and total bytes of the entries. The storage has to list them all."""
         sizes = self._sizes()
         return len(sizes), sum(sizes.values())
 

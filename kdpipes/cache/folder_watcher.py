@@ -1,11 +1,11 @@
 """Remove the shared memory of processes that have ended, even if they were killed.
 
-A signal that ends a process runs none of its code, and a handler of ours would take the place of a user's. So a small
-helper process waits for the end, as that of Python's own `multiprocessing.resource_tracker` does. It runs while there
-are folders. The trackers of Python and loky cannot take its place: a forked process shares its parent's, and a named
+A signal that kills a process runs none of its code, and a signal handler of kdpipes would replace the user's. So a
+small helper process waits for the end, like that of Python's `multiprocessing.resource_tracker`. It runs while there
+are folders. The trackers of Python and loky cannot be used: a forked process shares its parent's tracker, and a named
 folder must stay while another process holds it.
 
-The helper process runs this file as a script, so it must import nothing but the standard library.
+The helper process runs this file as a script, so it must import only the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# filelock cannot do this: the folder itself is locked, shared by several processes, and never a file inside it.
+# filelock does not suffice: several processes lock the folder itself, in shared mode, and never a file inside it.
 with suppress(ImportError):  # Windows does not have it
     import fcntl
 
@@ -33,29 +33,29 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if sys.platform != "wi
 _IS_PYTHON = bool(sys.executable) and not getattr(sys, "frozen", False)  # a frozen program would start itself again
 _CAN_WATCH = sys.platform == "linux" and _IS_PYTHON
 _PATIENCE_S = 5.0
-_LETTING_GO_S = 2.0  # within which the processes that a killed one has forked release named folders
+_LETTING_GO_S = 2.0  # time for the forked children of a killed process to release named folders
 
 
 def root() -> Path:
-    """Return the folder in which shared folders lie."""
+    """Return the parent folder of shared folders."""
     shared = Path("/dev/shm")
     return shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def prefix() -> str:
-    """Return what the names of this user's shared folders begin with."""
+    """Return the prefix of the names of this user's shared folders."""
     return f"kdpipes-{os.getuid() if hasattr(os, 'getuid') else 0}-"
 
 
 def is_at(path: str, folder: int) -> bool:
-    """Return whether a path still leads to an open folder."""
+    """Return whether a path still refers to an open folder."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.stat(path), os.fstat(folder))  # noqa: PTH116
     return False
 
 
 def remove_if_free(path: str, folder: int, *, waits: bool = False) -> bool:
-    """Remove an open folder, unless it is to be kept; return False if another process holds it."""
+    """Remove an open folder unless it is marked to be kept; return False if another process holds it."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -66,16 +66,16 @@ def remove_if_free(path: str, folder: int, *, waits: bool = False) -> bool:
 
 
 def sweep(waits_for: str | None = None) -> bool:
-    """Remove the folders that no process holds, and return whether some are held.
+    """Remove the folders that no process holds, and return whether any are held.
 
     Args:
-        waits_for: The beginning of the names of the folders to wait for.
+        waits_for: The name prefix of the folders to wait for.
     """
     is_held = False
     for path in root().glob(f"{prefix()}*") if CAN_HOLD else ():
         try:
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # gone, or of another user
+        except OSError:  # the folder is gone, or belongs to another user
             continue
         try:
             if os.fstat(folder).st_uid == os.getuid():
@@ -87,7 +87,7 @@ def sweep(waits_for: str | None = None) -> bool:
 
 
 class _Watcher:
-    """The process that waits for the end of this one, even by a kill, while this one has folders."""
+    """A helper process that waits for the end of this one, even by a kill, while this one has folders."""
 
     def __init__(self) -> None:
         self._reset()
@@ -99,18 +99,18 @@ class _Watcher:
 
     @property
     def pid(self) -> int:
-        """The process that watches, -1 if there is none."""
+        """The id of the helper process, or -1."""
         return -1 if self._process is None else int(self._process.pid)
 
     def add(self) -> None:
-        """Count a folder; the first one starts the process."""
+        """Count a folder. The first folder starts the helper process."""
         with self._changing:
             self._num_folders += 1
             if self._num_folders > 1 or not _CAN_WATCH:
                 return
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # inherited by the new process, for good
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # permanently inherited by the new process
             try:
-                with suppress(OSError):  # without it, the next process that makes a folder removes the others
+                with suppress(OSError):  # without the helper, the next process that creates a folder removes the others
                     self._process = subprocess.Popen(
                         [sys.executable, "-I", "-S", __file__, str(os.getpid())],
                         stdin=subprocess.PIPE,
@@ -136,22 +136,22 @@ class _Watcher:
                 process.wait(_PATIENCE_S)
 
     def forget(self) -> None:
-        """Close the pipe in a forked process: otherwise the watcher would wait for that process, too."""
+        """Close the pipe in a forked process, because otherwise the helper would also wait for that process."""
         process = self._process
         self._reset()
         if process is not None:
             process.stdin.close()
-            process.returncode = 0  # not a child of this process
+            process.returncode = 0  # it is not a child of this process
 
 
 watcher = _Watcher()
 
 
 def _main(pid: str) -> None:
-    """Wait for the end of the process at the other end of the pipe, and remove the folders that it has left."""
+    """Wait for the end of the process at the other end of the pipe, and remove the folders that it left behind."""
     sys.stdin.buffer.read()
     give_up = time.monotonic() + _LETTING_GO_S
-    # Folders without a name belong to nobody else: they go when the last forked process that holds them has ended.
+    # Unnamed folders can be removed once the last forked process that holds them has ended.
     while sweep(waits_for=f"{prefix()}_{pid}_") and time.monotonic() < give_up:
         time.sleep(0.02)
 

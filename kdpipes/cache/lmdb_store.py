@@ -1,4 +1,4 @@
-"""A cache in LMDB: in shared memory, one copy for all processes of the machine, or in a folder on disk."""
+"""A cache in LMDB: in shared memory, one copy for all local processes, or in a folder on disk."""
 
 from __future__ import annotations
 
@@ -30,28 +30,27 @@ from kdpipes.storage.urls import is_local
 _LEAST_BYTES = 1 << 16
 _MOST_BYTES = 1 << 62
 _NUM_READERS = 1024
-_LOCK_BYTES = 17 * 4096  # for `_NUM_READERS`
-# Entries are committed together when there are this many, or an entry comes this long after the first of them.
+_LOCK_BYTES = 17 * 4096  # size of the lock file for `_NUM_READERS`
+# Entries are committed together once there are this many, or this much time after the first of them.
 _GROUP_ENTRIES = 64
 _GROUP_BYTES = 8 << 20
 _GROUP_S = 0.2
 _MOST_PLACES = 1 << 17  # about 20 MB in each process
-_PREFIX = b"\0"  # of all keys
+_PREFIX = b"\0"  # prefix of all keys
 
 
 class LmdbStore(CacheStore):
-    """A `CacheStore` in LMDB. It never evicts: when it is full, it keeps what it has.
+    """A `CacheStore` in LMDB. It never evicts: a full store keeps its entries.
 
-    Entries of a page (4 KiB) or more are read without a copy. A process that is killed, even in the middle of a `put`,
-    leaves every entry whole. A folder that cannot be written is only read; nobody may write it through another path
-    meanwhile. `cache_on_disk` describes the arguments.
+    Entries of at least a page (4 KiB) are read without a copy. All entries stay intact even if a process is killed in
+    the middle of a `put`. A read-only folder is only read, and must not be written through another path at the same
+    time. `cache_on_disk` describes the arguments.
 
     Args:
-        folder: A local folder (no network file system), which is created if need be, or a `SharedFolder`.
-        max_bytes: The maximum size; by default half of the free space. The process that creates the cache sets it;
-            later ones can only raise it.
-        is_durable: Whether entries are written in groups, each of which waits for the disk; False by default for a
-            `SharedFolder`.
+        folder: A local folder (no network file system), which is created if necessary, or a `SharedFolder`.
+        max_bytes: The maximum size; by default, half of the free space. It is set by the process that creates the
+            cache; later processes can only raise it.
+        is_durable: Whether entries are written in groups and flushed to disk; False by default for a `SharedFolder`.
     """
 
     layout = "lmdb"
@@ -78,7 +77,7 @@ class LmdbStore(CacheStore):
 
     @classmethod
     def in_memory(cls, name: str | None = None, *, max_bytes: int | None = None, keep: bool = False) -> LmdbStore:
-        """Return a store in shared memory, no larger than the free memory. It is removed as `cache_in_memory` says."""
+        """Return a store in shared memory, no larger than the free memory. It is removed as in `cache_in_memory`."""
         folder = SharedFolder(name, keep=keep)
         self = cls(folder, max_bytes=max_bytes)
         if name is None:
@@ -116,7 +115,7 @@ class LmdbStore(CacheStore):
         return self._environment.has(key)
 
     def claim(self, name: bytes, *, waits: bool) -> AbstractContextManager[bool]:
-        with suppress(*self.errors):  # a process that cannot open it gets every claim
+        with suppress(*self.errors):  # a process that cannot open the folder gets every claim
             _ = self._environment  # creates the folder
         return LocalFolder(self.folder).claim(name, waits=waits)
 
@@ -145,7 +144,7 @@ class LmdbStore(CacheStore):
 
     @contextmanager
     def _writing(self) -> Iterator[_Environment]:
-        """Yield the environment, and explain errors that come from a lack of room."""
+        """Yield the environment for writing, and explain errors caused by a lack of space."""
         environment = self._environment
         try:
             yield environment
@@ -153,7 +152,7 @@ class LmdbStore(CacheStore):
             limit = self._limit_text or f"`max_bytes` of {environment.max_bytes:,}"
             raise OSError(errno.ENOSPC, f"it is full: it has reached {limit}") from error
         except (OSError, lmdb.Error) as error:
-            if free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may call this "Input/output error"
+            if free_bytes(self.folder) < _LEAST_BYTES:  # LMDB may report "Input/output error"
                 raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {error}") from error
             raise
 
@@ -171,15 +170,15 @@ class LmdbStore(CacheStore):
         noted = number_in(metadata, "max_bytes", self.folder, least=1, most=_MOST_BYTES)
         max_bytes = max(noted, self._max_bytes or 0)
         environment = _environment_of(self.folder, max_bytes, self._is_durable)
-        environment.size()  # opens it, so that errors are raised now
+        environment.size()  # opened here, to raise errors now
         return environment
 
 
 class _Environment:
     """The LMDB environment in a folder, one per process, opened on first use and again after a fork.
 
-    A forked process may neither use what its parent has opened nor open it again meanwhile. Therefore every environment
-    is closed before a fork, between two transactions.
+    A forked process may neither use an environment opened by its parent, nor open it while the parent's is open.
+    Therefore, all environments are closed before a fork, between transactions.
     """
 
     def __init__(self, folder: str, max_bytes: int, is_durable: bool) -> None:
@@ -188,13 +187,13 @@ class _Environment:
         self._is_durable = is_durable
         self._env: Any = None
         self._file: tuple[int, int] | None = None
-        self._least_size = 0  # LMDB's file never shrinks: a smaller one has been truncated
+        self._least_size = 0  # LMDB's file never shrinks, so a smaller one was truncated
         self._data = Path(folder, "data.mdb")
         self._views = _Views(self._data, None)
         self._page_size = mmap.PAGESIZE
         self.group: dict[bytes, bytes] = {}  # entries that are not committed yet
         self.group_bytes = 0
-        self._since = 0.0  # when its first entry came
+        self._since = 0.0  # time at which its first entry was added
         self._is_writable = True
         self.reading = threading.Lock()
         self.writing = threading.Lock()
@@ -202,31 +201,32 @@ class _Environment:
 
     @property
     def is_current(self) -> bool:
-        """Whether its file is still the one in the folder."""
+        """Whether the opened file is still the one in the folder."""
         with suppress(FileNotFoundError):
             return self._file is None or self._file == _file_id(self._data.stat())
         return False
 
     def recall(self, key: bytes) -> memoryview | None:
-        """Return an entry from the place that is remembered, if there is one."""
+        """Return an entry from its remembered location, if there is one."""
         known = self._views.known(key)
         return self.find(key) if known is None else known
 
     def find(self, key: bytes) -> memoryview | None:
-        """Return an entry, or None. The view may be held for any time."""
+        """Return an entry, or None. The view stays valid indefinitely."""
         if (content := self.group.get(key)) is not None:
             return memoryview(content)
         with self.reading, self._begin() as transaction:
             found = transaction.get(_PREFIX + key)
-            # LMDB moves small values, so they are copied. Large ones have pages of their own, which stay in place.
+            # LMDB moves small values, so they are copied. Large values occupy their own pages, which stay in place.
             view = self._views.of(found, key) if found is not None and len(found) >= self._page_size else None
             return view if found is None or view is not None else memoryview(bytes(found))
 
     def add(self, key: bytes, content: bytes, replace: bool) -> None:
-        """Write an entry, unless there is one that is not to be replaced.
+        """Write an entry. An existing one is replaced only with `replace`.
 
-        LMDB reuses the pages of a replaced entry, so views of it may change: it was damaged anyway. An entry that
-        another process has healed meanwhile is left alone, because others may already have views of it.
+        LMDB reuses the pages of a replaced entry, so views of it may change, but only damaged entries are replaced. An
+        entry that another process has healed in the meantime is left alone, because others may already have views of
+        it.
         """
         if replace:
             self._views.forget()
@@ -238,7 +238,7 @@ class _Environment:
             with self.reading:
                 self._open()
             if not self._is_writable:
-                self._commit({key: content})  # raises the error
+                self._commit({key: content})  # this raises the error
             if not self.group:
                 self._since = time.monotonic()
                 _flush_at_exit()
@@ -249,7 +249,7 @@ class _Environment:
                 self._commit_group()
 
     def delete(self, key: bytes) -> None:
-        """Delete an entry, if there is one."""
+        """Delete an entry if it exists."""
         self._views.forget()
         with self.writing:
             self._commit_group()
@@ -257,20 +257,20 @@ class _Environment:
                 transaction.delete(_PREFIX + key)
 
     def flush(self) -> None:
-        """Commit the entries that are waiting."""
+        """Commit the pending entries."""
         with self.writing:
             self._commit_group()
 
     def __del__(self) -> None:
         if self.group:  # never at the end of Python, when `suppress` may be gone: `_flush_all` has written it
-            with suppress(Exception):  # there is nobody left to report to
+            with suppress(Exception):  # nobody is left to report to
                 self.flush()
 
     def _commit_group(self) -> None:
-        """Commit the entries that are waiting; the caller holds `writing`.
+        """Commit the pending entries. The caller holds `writing`.
 
-        One transaction waits for the disk twice, however many entries it writes: 64 entries take 0.4 ms instead of
-        21 ms. If they do not fit together, those that fit are kept.
+        A transaction waits for the disk twice, regardless of the number of entries: 64 entries take 0.4 ms instead of
+        21 ms. If they do not all fit, those that fit are stored.
         """
         group = self.group
         try:
@@ -290,7 +290,7 @@ class _Environment:
                     transaction.put(_PREFIX + key, content)
 
     def has(self, key: bytes) -> bool:
-        """Return whether there is an entry."""
+        """Return whether an entry exists."""
         if key in self.group:
             return True
         with self.reading, self._begin() as transaction:
@@ -302,12 +302,12 @@ class _Environment:
             return [bytes(key[1:]) for key in transaction.cursor().iternext(values=False) if key[0] == 0]
 
     def size(self) -> tuple[int, int]:
-        """Return the number of entries and bytes."""
+        """Return the number of entries and their bytes."""
         with self.reading, self._begin() as transaction:
             return transaction.stat()["entries"], (self._open().info()["last_pgno"] + 1) * self._page_size
 
     def check_size(self) -> None:
-        """Raise a DataError if the file has been truncated: reading the missing part would end the process (SIGBUS)."""
+        """Raise a DataError if the file was truncated: reading the missing part would kill the process (SIGBUS)."""
         with self.reading:
             if self._env is not None and self.is_current:
                 self._check_size()
@@ -315,9 +315,9 @@ class _Environment:
     def _check_size(self) -> None:
         size = self._data.stat().st_size
         least = self._least_size
-        if size >= least:  # only then can the first pages, which hold the number of pages, be read
+        if size >= least:  # only then can the first pages be read, which hold the number of pages
             least = (self._env.info()["last_pgno"] + 1) * self._page_size
-            size = self._data.stat().st_size  # once more: another process may have written between the two
+            size = self._data.stat().st_size  # check again: another process may have written in between
         if size < least:
             self.close_now()
             self._views = _Views(self._data, self._file)
@@ -327,7 +327,7 @@ class _Environment:
     def _begin(self) -> Any:
         try:
             return (self._env or self._open()).begin(buffers=True)
-        except (lmdb.MapResizedError, lmdb.ReadersFullError):  # another process has more room, or was killed
+        except (lmdb.MapResizedError, lmdb.ReadersFullError):  # another process has raised the size, or was killed
             self.close_now()
             return self._open().begin(buffers=True)
 
@@ -336,25 +336,25 @@ class _Environment:
             env = self._open()
         try:
             return env.begin(write=True)  # other threads may read while this waits for other processes
-        except lmdb.Error:  # another process has more room, or a thread that noticed this has closed `env`
+        except lmdb.Error:  # another process has raised the size, or a thread that noticed this has closed `env`
             with self.reading:
                 self.close_now()
                 return self._open().begin(write=True)
 
     def grow(self, max_bytes: int) -> None:
-        """Raise the maximum size to `max_bytes`, if it is smaller."""
+        """Raise the maximum size to `max_bytes` if it is smaller."""
         with self.writing, self.reading:
             if max_bytes > self.max_bytes:
                 self.max_bytes = max_bytes
                 self.close_now()
 
     def close(self) -> None:
-        """Close it until it is used again."""
+        """Close the environment until it is used again."""
         with self.writing, self.reading:
             self.close_now()
 
     def close_now(self) -> None:
-        """Close it until it is used again; the caller holds `reading`."""
+        """Close the environment until it is used again. The caller holds `reading`."""
         if self._env is not None:
             self._env.close()
         self._env = self._views.base = None
@@ -386,7 +386,7 @@ class _Environment:
         if file != self._file:
             self._file, self._views, self._least_size = file, _Views(self._data, file), 0
         self._check_size()
-        env.reader_check()  # frees the slots of processes that were killed
+        env.reader_check()  # free the slots of killed processes
         return env
 
 
@@ -406,12 +406,12 @@ def _file_id(status: os.stat_result) -> tuple[int, int]:
 
 
 class _Views:
-    """Views of large entries without a copy, through a read-only map of our own of LMDB's file.
+    """Zero-copy views of large entries, through a separate read-only map of LMDB's file.
 
-    py-lmdb's buffers are valid only within a transaction, and LMDB's map only until the next fork, while samples keep
-    views of it for any time. A view of our own map keeps that map alive. With plain copies a cached epoch runs at 0.71
-    (encoded, 107 KB) and 0.81 (decoded, 224 x 224) of its speed, and a look-up of 107 KB at 0.53. Asking LMDB again for
-    the place of each entry costs 0.83, 0.89 and 0.72 (benchmarks/bench_cache.py, two workers).
+    py-lmdb's buffers are valid only within a transaction, and LMDB's map only until the next fork, while samples may
+    keep views indefinitely. A view of the separate map keeps that map alive. With plain copies, a cached epoch runs at
+    0.71 (encoded, 107 KB) and 0.81 (decoded, 224 x 224) of its speed, and a look-up of 107 KB at 0.53. If LMDB is asked
+    again for the location of each entry, they run at 0.83, 0.89 and 0.72 (benchmarks/bench_cache.py, two workers).
     """
 
     def __init__(self, path: Path, file: tuple[int, int] | None) -> None:
@@ -419,7 +419,7 @@ class _Views:
         self._file = file
         self._map = memoryview(b"")
         self._places: dict[bytes, tuple[int, int]] = {}
-        self.base: int | None = None  # where LMDB's map begins, while it is open
+        self.base: int | None = None  # start of LMDB's map while it is open
 
     def known(self, key: bytes) -> memoryview | None:
         """Return an entry from its remembered location."""
@@ -428,11 +428,11 @@ class _Views:
         return whole[place[0] : place[1]] if place is not None and place[1] <= len(whole) else None
 
     def forget(self) -> None:
-        """Forget all places, because entries may move."""
+        """Forget all locations, because entries may move."""
         self._places = {}
 
     def of(self, found: memoryview, key: bytes) -> memoryview | None:
-        """Return a view of what LMDB has found; None if its place in the file is unknown (Linux reports it)."""
+        """Return a view of a value found by LMDB; None if its location in the file is unknown (Linux reports it)."""
         address = int(np.frombuffer(found, np.uint8).__array_interface__["data"][0])
         self.base = self.base or _start_of_map(address, self._file)
         if self.base is None:
@@ -443,7 +443,7 @@ class _Views:
             with suppress(FileNotFoundError), self._path.open("rb") as file:
                 if _file_id(os.fstat(file.fileno())) == self._file:
                     self._map = memoryview(map_file(file.fileno()))
-            if end > len(self._map):  # the folder has been moved
+            if end > len(self._map):  # the folder was moved
                 return None
         if len(self._places) < _MOST_PLACES:
             self._places[key] = start, end
@@ -451,7 +451,7 @@ class _Views:
 
 
 def _start_of_map(address: int, file: tuple[int, int] | None) -> int | None:
-    """Return the address at which a file is mapped that contains `address`, None if that is unknown."""
+    """Return the start address of the map of a file that contains `address`; None if unknown."""
     maps = Path("/proc/self/maps")
     if file is None or not maps.exists():
         return None
@@ -465,12 +465,12 @@ def _start_of_map(address: int, file: tuple[int, int] | None) -> int | None:
 
 _all: weakref.WeakSet[_Environment] = weakref.WeakSet()
 _registering = threading.Lock()
-_stopped: list[_Environment] = []  # while this process forks
-_flushes_in = 0  # the process that commits its groups when it ends
+_stopped: list[_Environment] = []  # environments closed while this process forks
+_flushes_in = 0  # the process that will commit its groups when it ends
 
 
 def _environment_of(folder: str, max_bytes: int, is_durable: bool) -> _Environment:
-    """Return this process's environment in a folder: LMDB allows only one."""
+    """Return this process's environment in a folder, because LMDB allows only one."""
     path = str(Path(folder).resolve())
     with _registering:
         known = next((each for each in list(_all) if each.folder == path and each.is_current), None)
@@ -490,12 +490,12 @@ def _before_fork() -> None:
 
 def _forget_groups() -> None:
     for environment in _stopped:
-        environment.group, environment.group_bytes = {}, 0  # these entries are the parent's to write
+        environment.group, environment.group_bytes = {}, 0  # the parent writes these entries
     _after_fork()
 
 
 def _flush_at_exit() -> None:
-    """Commit what is waiting when this process ends in order, also if it is a child of `multiprocessing`."""
+    """Commit pending entries at the regular end of this process, even if it is a child of `multiprocessing`."""
     global _flushes_in
     if _flushes_in != os.getpid():
         _flushes_in = os.getpid()
@@ -504,7 +504,7 @@ def _flush_at_exit() -> None:
 
 def _flush_all() -> None:
     for environment in list(_all):
-        with suppress(lmdb.Error, OSError, DataError):  # there is nobody left to report to
+        with suppress(lmdb.Error, OSError, DataError):  # nobody is left to report to
             environment.flush()
 
 

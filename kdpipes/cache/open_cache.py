@@ -34,29 +34,28 @@ from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.index_home import kept_indexes
 from kdpipes.storage.urls import is_local
 
-_KEYS = b"\0contents", b"\0contents again"  # twice: nothing else knows the samples' keys and labels
+_KEYS = b"\0contents", b"\0contents again"  # two copies, because the samples' keys and labels are stored only there
 _NAME = "name="
-KEY_SIZE = 20  # bytes of the key of an entry
+KEY_SIZE = 20  # bytes of an entry's key
 
 
 @called_as("open_cache")
 class CacheReaderMapDataPipe(MapPipe):
     """Reads the samples of a complete cache on disk, without the source that filled it (`kdp.open_cache(url)`).
 
-    `cache_on_disk(url)` and `warm_up()` make a cache complete; it may be moved or packed afterwards. Keys, fields,
-    labels and order are those of the cached samples.
+    `cache_on_disk(url)` and `warm_up()` complete a cache, which may be moved or packed afterwards. Keys, fields, labels
+    and order are those of the cached samples.
 
     Args:
-        url: The folder of the cache, or the store of `cache(store)`. A cache of the layout "files" may also be at any
-            URL that fsspec knows, such as `zip://::birds.zip`.
+        url: The folder of the cache, or the store of `cache(store)`. A cache with the layout "files" may also be at any
+            URL that fsspec supports, such as `zip://::birds.zip`.
         allow_pickle: Whether to load pickles, which can execute code. Only for caches from people you trust.
         storage_options: The arguments of fsspec's file system for a URL. They are neither shown nor written.
 
     Memory: the key of each sample, 8 bytes, and 20 for each field, shared by all workers.
 
     Raises:
-        FileNotFoundError: There is no cache.
-        DataError: The cache is not complete, or an entry is damaged.
+        FileNotFoundError: The cache does not exist. DataError: The cache is incomplete, or an entry is damaged.
 
     Example:
         >>> photos = kdp.from_dataset([("heron", 0), ("stork", 1)], class_names=["a", "b"])
@@ -84,7 +83,7 @@ class CacheReaderMapDataPipe(MapPipe):
         return list(self._opened().keys), self._opened().notes
 
     def value_fingerprint(self) -> Any:
-        """Return what identifies the samples for caches downstream."""
+        """Return data that identifies the samples for caches downstream."""
         return self._opened().notes["keys"]
 
     def prepare_for_workers(self) -> None:
@@ -171,14 +170,14 @@ def _flag(flags: Any, index: int) -> bool:
 
 
 class SampleList(NamedTuple):
-    """The samples of a complete cache: their keys, in order, and plain data such as the names of their fields."""
+    """The sample list of a complete cache: keys in order, and plain data such as the names of fields."""
 
     keys: PackedStrings
     notes: dict[str, Any]
 
 
 def write_list(entries: Entries, keys: Sequence[str], notes: dict[str, Any]) -> bool:
-    """Mark a cache as complete, and return whether it could keep the list; all entries of its samples must be there."""
+    """Mark a cache as complete, and return whether it could store the list. All entries of its samples must exist."""
     ends, letters = PackedStrings(keys).arrays()
     is_kept = True
     for key in _KEYS:
@@ -193,15 +192,15 @@ def write_list(entries: Entries, keys: Sequence[str], notes: dict[str, Any]) -> 
 
 
 def has_list(entries: Entries) -> bool:
-    """Return whether a cache has a list of its samples."""
+    """Return whether a cache has a sample list."""
     return any(map(entries.contains, _KEYS))
 
 
 def read_list(entries: Entries) -> SampleList | None:
-    """Return the list of a cache's samples, None if it is not complete.
+    """Return the sample list of a cache, or None if the cache is incomplete.
 
     Raises:
-        DamagedError: The list is damaged, and so is its copy.
+        DamagedError: Both copies of the list are damaged.
     """
     damaged: list[str] = []
     for key in _KEYS:
@@ -223,7 +222,7 @@ def read_list(entries: Entries) -> SampleList | None:
 
 def _list_at(entries: Entries, key: bytes) -> Any:
     entry = entries.get(key)
-    # A copy: LMDB reuses the pages of a list that another process replaces, and these arrays stay in use.
+    # Copied, because LMDB reuses the pages of a list that another process replaces, while these arrays stay in use.
     return None if entry is None else decode(bytes(entry), key=bound_to(key))
 
 
@@ -252,10 +251,10 @@ class CacheFound(NamedTuple):
     """The contents of a cache."""
 
     place: str  # `name=...`, a folder or a URL
-    layout: str  # "indexes" for the local cache of the indexes of shards
+    layout: str  # "indexes" for the local cache of shard indexes
     entries: int
     bytes: int
-    num_samples: int | None  # None if the cache is not complete
+    num_samples: int | None  # None if the cache is incomplete
 
 
 class CacheChecked(NamedTuple):
@@ -263,17 +262,17 @@ class CacheChecked(NamedTuple):
 
     entries: int
     damaged: int
-    healed: int  # of the damaged ones: the list of samples, of which a cache has two copies
+    healed: int  # damaged entries healed: one of the two copies of the list
 
 
 def named_caches() -> list[str]:
-    """Return the places of the named caches in memory, as `name=...`, and the local cache of indexes if it exists."""
+    """Return the locations of named caches in memory, as `name=...`, and the local cache of indexes if it exists."""
     indexes = cache_folder("indexes")
     return [_NAME + name for name in named_folders()] + [str(indexes)] * indexes.is_dir()
 
 
 def look_at_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> CacheFound:
-    """Return what the cache in a place holds; raise a FileNotFoundError if there is no cache."""
+    """Return the contents of the cache at a location. Raise a FileNotFoundError if there is no cache."""
     if _has_indexes(place):
         sizes = [size for _, size, _ in kept_indexes(cache_folder("indexes"))]
         return CacheFound(place, "indexes", len(sizes), sum(sizes), None)
@@ -298,7 +297,7 @@ def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) ->
             _ = None if entry is None else decode(entry, key=key)
         except DamagedError:
             num_damaged += 1
-        except DataError:  # of a type or a pickle that is not to be opened here
+        except DataError:  # a type or pickle that must not be opened here
             pass
     lists: dict[bytes, Any] = {}
     for key in _KEYS:
@@ -314,7 +313,7 @@ def check_cache(place: str, storage_options: Mapping[str, Any] | None = None) ->
 
 
 def clear_cache(place: str, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Delete a cache with its folder; raise a FileNotFoundError for any other folder, which stays."""
+    """Delete a cache with its folder. Raise a FileNotFoundError for any other folder, without deleting it."""
     if place.startswith(_NAME):
         clear_named(place.removeprefix(_NAME))
         return
@@ -330,7 +329,7 @@ def clear_cache(place: str, storage_options: Mapping[str, Any] | None = None) ->
 
 
 def _has_indexes(place: str) -> bool:
-    """Return whether a place is the local cache of indexes, and exists."""
+    """Return whether a location is the existing local cache of indexes."""
     folder = cache_folder("indexes")
     return place == str(folder) and folder.is_dir()
 
@@ -348,5 +347,5 @@ def _store_at(place: str, storage_options: Mapping[str, Any] | None) -> LmdbStor
 
 
 def _in_memory(name: str) -> str:
-    """Return where the cache is, if there is one in memory of a name."""
+    """Return a hint with the location of a cache in memory of this name, or an empty string."""
     return f" The cache of that name in memory is {_NAME + name!r}." if name in named_folders() else ""

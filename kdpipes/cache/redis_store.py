@@ -17,15 +17,15 @@ from kdpipes.core.errors import check_choice, check_count, is_number, must_be
 from kdpipes.storage.codec import DamagedError
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_./-]+")
-MOST_VALUE_BYTES = 512 << 20  # the limit of redis itself
+MOST_VALUE_BYTES = 512 << 20  # the limit of redis
 _HINT = 'Start it, or go on without a cache while it is away: `on_unreachable="go_on"`.'
 
 
 class RedisStore(CacheStore):
     """A `CacheStore` in a redis server. It touches only keys that begin with its namespace, and never flushes.
 
-    Only the server decides what it evicts; when it is full, further entries are not kept. The server may be stopped and
-    started again at any time; lost entries are loaded again. `cache_in_redis` describes the arguments.
+    Eviction is up to the server. If it is full, further entries are not stored. The server may be restarted at any
+    time; lost entries are loaded again. `cache_in_redis` describes the arguments.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RedisStore(CacheStore):
         self._prefix = f"{namespace}:".encode()
         self._ttl_ms = None if ttl_s is None else int(ttl_s * 1000)
         self._timeout_s = timeout_s
-        # A full server answers with a ResponseError, which never ends an epoch.
+        # A full server responds with a ResponseError, which never ends an epoch.
         is_needed = on_unreachable == "raise"
         self.errors = (_redis().ResponseError, *([] if is_needed else [ConnectionError]))
 
@@ -84,7 +84,7 @@ class RedisStore(CacheStore):
             return bool(client.exists(self._prefix + key))
 
     def size(self) -> tuple[int, int]:
-        """Return the number of entries and bytes, for which all keys of the server are listed."""
+        """Return the number of entries and bytes, which requires listing all keys of the server."""
         sizes: list[int] = []
         with self._asking() as client:
             names = list(client.scan_iter(match=self._prefix + b"*", count=1000))
@@ -109,7 +109,7 @@ class RedisStore(CacheStore):
 
     @contextmanager
     def _asking(self) -> Iterator[Any]:
-        """Yield the client, and explain the errors of the connection."""
+        """Yield the client, and explain connection errors."""
         errors = _redis().exceptions
         try:
             yield self._client
@@ -120,7 +120,7 @@ class RedisStore(CacheStore):
             raise ConnectionError(f"{reason.rstrip('.')}. {_HINT}") from error
 
     def __str__(self) -> str:
-        """Return where the server is, without the password."""
+        """Return the location of the server, without the password."""
         parts = urlsplit(self._url)
         place = parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
         return f"the redis server at {place}"

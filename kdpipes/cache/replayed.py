@@ -16,7 +16,7 @@ from kdpipes.core.sample import Sample
 from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.codec import DamagedError, PickledError, decode, encode
 
-_MOST = 1_000_000  # samples that are recorded
+_MOST = 1_000_000  # maximum number of recorded samples
 
 
 @runtime_checkable
@@ -26,14 +26,14 @@ class Replayable(Protocol):
     cursor: tuple[int, int, int]
 
     def place(self) -> Any:
-        """Return data that identifies the samples of the next iteration; None if they are not known before it."""
+        """Return data that identifies the samples of the next iteration; None if they are unknown in advance."""
 
 
 class Replayed:
     """The raw samples of a stream of shards, read from the shards or repeated from an earlier epoch.
 
-    At the end of an epoch, the keys, fields and cursors of its samples are stored, without the contents. If the cache
-    lacks a content in a repeated epoch, it is read from its shard.
+    At the end of an epoch, the keys, fields and cursors of its samples are stored, without their contents. Contents
+    that are missing in the cache are read from the shard in a repeated epoch.
     """
 
     def __init__(self, shards: Any, entries: Entries) -> None:
@@ -95,10 +95,10 @@ class Replayed:
             yield sample
 
     def _read(self, number: int, name: str, sample: Sample) -> Any:
-        """Return a field of the sample of a number, from its shard."""
+        """Return a field of sample `number`, read from its shard."""
         cursor = self._shards.cursor
         try:
-            with using_key(SampleKey(position=number)):  # or the samples that follow would get other draws
+            with using_key(SampleKey(position=number)):  # otherwise, later samples would draw different numbers
                 last = self._last if number == self._num_again - 1 else None
                 if last is None and number < self._num_again:
                     self._num_again = 0

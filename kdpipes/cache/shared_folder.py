@@ -27,24 +27,25 @@ _ROW = struct.Struct("<3Q")
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:
-    """Return how many bytes can still be written where `folder` lies."""
+    """Return the number of bytes that can still be written to the file system of `folder`."""
     return shutil.disk_usage(folder).free
 
 
-forget_after_fork(watcher)  # here, because its module also runs as a script and imports nothing of kdpipes
+forget_after_fork(watcher)  # registered here, because its module also runs as a script and does not import kdpipes
 
 
 class SharedFolder:
-    """A folder in shared memory (`/dev/shm`; on other systems than Linux, a temporary folder).
+    """A folder in shared memory (`/dev/shm`; on systems other than Linux, a temporary folder).
 
-    The process that makes it holds it by a lock, which the system releases however the process ends. Without a name,
-    the folder is removed with that process or this object; with a name, with the last process that opened it by its
-    name. The folders of a killed process are removed by a small helper process (Linux), or by the next process that
-    makes a folder. A copy in another process, pickled or forked, is the same folder, but does not hold it.
+    The process that creates it holds a lock on it, which the system releases even if the process is killed. Without a
+    name, the folder is removed with that process or this object; with a name, with the last process that opened it by
+    this name. The folders of a killed process are removed by a small helper process (Linux), or by the next process
+    that creates a folder. A copy in another process, pickled or forked, refers to the same folder, but does not hold
+    it.
 
     Args:
-        name: The name by which other processes of this user find it.
-        keep: Whether it stays when no process holds it any more, until `clear_named`.
+        name: The name by which other processes of this user find the folder.
+        keep: Whether the folder stays until `clear_named` after no process holds it anymore.
     """
 
     def __init__(self, name: str | None = None, *, keep: bool = False) -> None:
@@ -92,7 +93,7 @@ def _made_and_held(path: str) -> int | None:
             return None
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except FileNotFoundError:  # swept in between
+        except FileNotFoundError:  # it was swept in the meantime
             continue
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP, errno.EACCES):
@@ -117,7 +118,7 @@ def _made_and_held(path: str) -> int | None:
 def _let_go(path: str, lock: int | None, owner: int, is_named: bool) -> None:
     if os.getpid() != owner:
         return
-    with uninterrupted():  # a finalizer that Ctrl-C cuts short is not called again
+    with uninterrupted():  # a finalizer that is interrupted by Ctrl-C is not called again
         if not is_named:
             shutil.rmtree(path, ignore_errors=True)
         elif lock is not None:
@@ -128,16 +129,16 @@ def _let_go(path: str, lock: int | None, owner: int, is_named: bool) -> None:
 
 
 def named_folders() -> list[str]:
-    """Return the names of the existing folders of this user."""
+    """Return the names of this user's existing folders."""
     paths = (path for path in root().glob(f"{prefix()}*") if path.is_dir() and not path.is_symlink())
     return sorted(stem for path in paths if _NAME.fullmatch(stem := path.name.removeprefix(prefix())))
 
 
 def clear_named(name: str) -> None:
-    """Remove a folder by its name. Processes that use it go on with what they have open.
+    """Remove a named folder. Processes that use it keep what they have opened.
 
     Raises:
-        FileNotFoundError: There is no folder of that name.
+        FileNotFoundError: There is no folder with this name.
     """
     if name not in named_folders():
         raise FileNotFoundError(f"There is no folder {name!r} in shared memory; there are {named_folders()}.")
@@ -145,10 +146,10 @@ def clear_named(name: str) -> None:
 
 
 class CacheCounters:
-    """Counts of hits, misses and healed entries. A copy in another process adds to the same counts.
+    """Counters of hits, misses and healed entries. A copy in another process adds to the same counters.
 
-    Each process writes a small file of its own in shared memory, so that none waits for another, and the counts of a
-    killed process stay. If there is no shared memory left, a process counts for itself.
+    Each process writes to its own small file in shared memory, so that no process waits for another, and the counts of
+    a killed process are preserved. Without free shared memory, each process counts on its own.
     """
 
     def __init__(self, folder: SharedFolder | None = None) -> None:
@@ -158,7 +159,7 @@ class CacheCounters:
 
     @classmethod
     def shared(cls) -> CacheCounters:
-        """Return new counters, in shared memory if there is any left."""
+        """Return new counters, in shared memory if possible."""
         with suppress(OSError):
             return cls(SharedFolder())
         return cls()
@@ -167,7 +168,7 @@ class CacheCounters:
         return CacheCounters, (self.folder,)
 
     def forget(self) -> None:
-        """Count from 0, in a file of its own: this is another process."""
+        """Count from 0 in a separate file, because this is another process."""
         self._counting = threading.Lock()
         self._counts = [0, 0, 0]
         self._row: mmap.mmap | None = None
@@ -176,7 +177,7 @@ class CacheCounters:
         """Add to the counts."""
         with self._counting:
             if self._row is None and not any(self._counts) and self.folder is not None:
-                with suppress(OSError):  # the owner of the folder is gone, or shared memory is full
+                with suppress(OSError):  # the folder's owner has ended, or shared memory is full
                     path = Path(self.folder.path, f"counts-{os.getpid()}-{secrets.token_hex(4)}")
                     path.write_bytes(bytes(_ROW.size))
                     with path.open("r+b") as file:
@@ -189,7 +190,7 @@ class CacheCounters:
                 _ROW.pack_into(self._row, 0, *counts)
 
     def totals(self) -> dict[str, int]:
-        """Return hits, misses and healed entries of all processes."""
+        """Return the number of hits, misses and healed entries in all processes."""
         rows = [tuple(self._counts)] if self._row is None else []
         for path in Path(self.folder.path).glob("counts-*") if self.folder is not None else []:
             content = path.read_bytes()

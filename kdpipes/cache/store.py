@@ -1,4 +1,4 @@
-"""The interface of cache stores, and the counts, claims and warnings that kdpipes adds to every store."""
+"""The interface of cache stores, and the counters, claims and warnings that kdpipes adds to every store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kdpipes.core.secrets import masked
 
 Result = TypeVar("Result")
 MORE_ROOM = "Give it more room, or warm up a part of the samples."
-PATIENCE_S = 60.0  # a claim by a record that is not renewed for this long counts as abandoned
+PATIENCE_S = 60.0  # a claim whose record is not renewed for this long counts as abandoned
 _POLL_S = 0.5
 _PAUSE_S = 5.0  # before failed storage is tried again
 _CLAIM = b"claim "
@@ -30,7 +30,7 @@ _FOR_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CacheStats(NamedTuple):
-    """The size of a cache, and the hits and misses that the processes of its chain have counted.
+    """The size of a cache, and the hits and misses counted by all processes of its chain.
 
     Args:
         hits: The number of values read from the cache.
@@ -48,14 +48,14 @@ class CacheStats(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """Why a store takes no more entries in this process."""
+    """The reason why a store accepts no more entries in this process."""
 
     reason: str  # a predicate whose subject is the cache: "takes no more (...)"
-    hint: str  # a sentence: what the user can do
+    hint: str  # a sentence that says what the user can do
 
     @classmethod
     def because(cls, what: str, error: Exception) -> Rejection:
-        """Return the rejection for a storage error, with a hint that fits it."""
+        """Return the rejection for a storage error, with a matching hint."""
         message = str(error) or type(error).__name__
         if isinstance(error, OSError) and error.filename is None:
             message = error.strerror or message
@@ -71,21 +71,21 @@ class Rejection(NamedTuple):
 
 
 class CacheStore(ABC):
-    """A storage for the entries of a cache: bytes by key. Subclass it, and pass an instance to `cache`.
+    """Storage for the entries of a cache: bytes by key. Subclass it, and pass an instance to `cache`.
 
-    A store only stores. kdpipes adds checksums to the entries, counts hits, divides the work of filling the cache among
-    processes, and reads from the source if the storage fails.
+    A store only stores bytes. kdpipes adds checksums to the entries, counts hits, divides the work of filling the cache
+    among processes, and reads from the source if the storage fails.
 
-    Several threads and processes use a store at once. It is pickled for workers, so open connections in a
-    `functools.cached_property`: its value is not pickled, and copies and forked processes make their own.
+    Several threads and processes use a store at the same time. It is pickled for workers, so open connections in a
+    `functools.cached_property`: its value is not pickled, and copies and forked processes open their own.
     `kdpipes.testing.check_store` checks a store.
 
     Attributes:
-        errors: The exceptions that mean that the storage failed or is full. After one of them a warning is issued, and
+        errors: The exceptions raised if the storage fails or is full. After such an error, a warning is issued, and
             samples are loaded from the source. Other exceptions end the epoch.
-        has_quick_size: Whether `size` takes little time. If so, loaders report the size.
-        lifetime: How long entries stay: "chain" if no other chain can find them, "job" if they are deleted with the
-            last process that uses them, or "lasting". A lasting cache with a quick size becomes complete by an epoch,
+        has_quick_size: Whether `size` is fast. If so, loaders report the size.
+        lifetime: The lifetime of entries: "chain" if no other chain can find them, "job" if they are deleted with the
+            last process that uses them, or "lasting". A lasting cache with a quick size is completed by a full epoch,
             other caches only by `warm_up()`.
     """
 
@@ -95,7 +95,7 @@ class CacheStore(ABC):
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | memoryview | None:
-        """Return the content of an entry; None if there is none. A view must stay valid for as long as it is held.
+        """Return the content of an entry, or None if it does not exist. A view must stay valid as long as it is held.
 
         Args:
             key: The key of the entry, 1 to 255 bytes.
@@ -113,14 +113,14 @@ class CacheStore(ABC):
 
     @abstractmethod
     def delete(self, key: bytes) -> None:
-        """Delete an entry, if there is one."""
+        """Delete an entry if it exists."""
 
     @abstractmethod
     def size(self) -> tuple[int, int]:
         """Return the number of entries and their bytes."""
 
     def contains(self, key: bytes) -> bool:
-        """Return whether there is an entry."""
+        """Return whether an entry exists."""
         return self.get(key) is not None
 
     def recall(self, key: bytes) -> bytes | memoryview | None:
@@ -133,7 +133,7 @@ class CacheStore(ABC):
         Claims only save work. By default, a claim is a temporary entry.
 
         Args:
-            name: Identifies the work.
+            name: The identifier of the work.
             waits: Whether to wait while another process holds the claim.
         """
         key = _CLAIM + name
@@ -145,10 +145,10 @@ class CacheStore(ABC):
         return claim_by(create, partial(self.put, key, replace=True), partial(self.delete, key), waits=waits)
 
     def flush(self) -> None:  # noqa: B027 - most stores write at once
-        """Write the entries that have been gathered into a group."""
+        """Write entries that have been collected into a group."""
 
     def check(self) -> None:  # noqa: B027 - only a memory map can be unsafe to read
-        """Raise a DataError if the cache is unsafe to read; called before each epoch."""
+        """Raise a DataError if the cache is unsafe to read. Called before each epoch."""
 
     def close(self) -> None:
         """Release all resources of this process. The next use opens them again."""
@@ -166,17 +166,17 @@ def _is_opened(store: CacheStore, name: str) -> bool:
 
 
 def drop_opened(store: CacheStore) -> None:
-    """Forget the values of a store's cached properties: the next use computes them again."""
+    """Forget the values of a store's cached properties, so that the next use computes them again."""
     for name in [name for name in vars(store) if _is_opened(store, name)]:
         del vars(store)[name]
 
 
 class Entries:
-    """The entries of a cache in a store. If the storage fails, a warning is issued, and the epoch goes on without it.
+    """The entries of a cache in a store. If the storage fails, a warning is issued, and the epoch continues without it.
 
     Args:
         store: The store.
-        counters: Counts hits and misses of all processes; None to count nothing.
+        counters: Counters of hits and misses in all processes; None disables counting.
     """
 
     def __init__(self, store: CacheStore, counters: CacheCounters | None = None) -> None:
@@ -191,10 +191,10 @@ class Entries:
         self._has_warned = False
 
     def forget(self) -> None:
-        """Let a forked process open the store again."""
+        """Make a forked process open the store again."""
         for member in [member for kind in type(self.store).__mro__ for member in vars(kind).values()]:
             if isinstance(member, cached_property) and hasattr(member, "lock"):
-                # Up to Python 3.11: a thread of the parent may have been opening the store.
+                # Up to Python 3.11, cached properties have a lock, which a thread of the parent may have been holding.
                 member.lock = threading.RLock()
         drop_opened(self.store)
         self._reset()
@@ -203,7 +203,7 @@ class Entries:
         return Entries, (self.store, self.counters)
 
     def get(self, key: bytes, *, is_verified: bool = False) -> memoryview | None:
-        """Return an entry, read-only, or None. The view stays valid for as long as it is held.
+        """Return a read-only view of an entry, or None. The view stays valid as long as it is held.
 
         Args:
             key: The key of the entry.
@@ -222,11 +222,11 @@ class Entries:
         return self._written(lambda: self.store.put(key, content, replace=replace))
 
     def flush(self) -> None:
-        """Write the entries that have been gathered into a group."""
+        """Write entries that have been collected into a group."""
         self._written(self.store.flush)
 
     def contains(self, key: bytes) -> bool:
-        """Return whether there is an entry."""
+        """Return whether an entry exists."""
         return self._read(self.store.contains, key, otherwise=False)
 
     def stats(self) -> CacheStats:
@@ -240,7 +240,7 @@ class Entries:
         self._read(self.store.check, otherwise=None)
 
     def takes_more(self) -> bool:
-        """Return False if this process knows that a new entry cannot be kept."""
+        """Return False if this process knows that no new entry can be stored."""
         until = max(self._full_until, self._away_until)
         return not until or time.monotonic() >= until
 
@@ -289,7 +289,7 @@ class Entries:
             return
         self._has_warned = True
         if self.counters is not None and self.counters.folder is not None:
-            with suppress(FileNotFoundError):  # the process that made the folder has ended
+            with suppress(FileNotFoundError):  # the process that created the folder has ended
                 try:
                     Path(self.counters.folder.path, ".warned").touch(exist_ok=False)
                 except FileExistsError:
@@ -301,15 +301,15 @@ class Entries:
 def claim_by(
     create: Callable[[bytes], bytes], replace: Callable[[bytes], Any], remove: Callable[[], Any], *, waits: bool
 ) -> Iterator[bool]:
-    """Claim a piece of work by a small record in a store without locks. Its owner renews it three times a minute.
+    """Claim a piece of work by a small record in a store without locks. Its owner renews it three times per minute.
 
-    A record that was not renewed for a minute counts as abandoned. Each process measures that time by itself, because
+    A record that was not renewed for a minute counts as abandoned. Each process measures this time on its own, because
     the clocks of machines differ.
 
     Args:
         create: A function that writes the record unless it exists, and returns its content.
         replace: A function that writes the record.
-        remove: Deletes the record, if it exists.
+        remove: A function that deletes the record if it exists.
         waits: Whether to wait while another process holds the claim.
     """
     token = secrets.token_bytes(8)
@@ -326,7 +326,7 @@ def claim_by(
                 replace(token)
                 break
             time.sleep(_POLL_S)
-    except Exception:  # of any storage: a process that cannot write claims loads the samples
+    except Exception:  # errors of any storage: a process that cannot write claims loads the samples
         content = token
     if content != token and not waits:
         yield False
@@ -337,7 +337,7 @@ def claim_by(
         number = 0
         while not is_over.wait(PATIENCE_S / 3):
             number += 1
-            with suppress(Exception):  # of any storage: then others may load the same samples again
+            with suppress(Exception):  # errors of any storage: other processes may then load the same samples again
                 replace(token + number.to_bytes(4, "little"))
 
     renewing = threading.Thread(target=renew, name="kdpipes-claim", daemon=True)
@@ -347,12 +347,12 @@ def claim_by(
     finally:
         is_over.set()
         renewing.join()
-        with suppress(Exception):  # of any storage: it counts as abandoned later
+        with suppress(Exception):  # errors of any storage: the record will count as abandoned
             remove()
 
 
 def bound_to(key: bytes) -> bytes:
-    """Return the 20 bytes that the checksum of an entry covers, so that an entry under another key counts as damaged.
+    """Return 20 bytes covered by the checksum of an entry, so that an entry stored under another key counts as damaged.
 
     They are a digest of the key, because a cache of files stores only the digest, as the name of the file.
     """

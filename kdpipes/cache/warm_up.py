@@ -25,8 +25,8 @@ from kdpipes.core.sample import Sample
 from kdpipes.storage.codec import encode
 from kdpipes.storage.jobs import check_workers, in_parallel, run_jobs
 
-_MOST = 32  # samples of a block
-_NUM_BLOCKS = 64  # at least, so that several processes can share small datasets
+_MOST = 32  # maximum number of samples in a block
+_NUM_BLOCKS = 64  # minimum, so that several processes can share small datasets
 _WHAT = "filling the cache"
 
 
@@ -34,11 +34,11 @@ class _Kept(NamedTuple):
     """One sample's record in the list of samples."""
 
     key: str
-    entries: dict[str, bytes]  # the keys of the fields that are entries
-    plain: dict[str, Any]  # the values of the others
+    entries: dict[str, bytes]  # keys of the entries of cached fields
+    plain: dict[str, Any]  # values of the other fields
 
 
-# The first sample of a block, and what is recorded of its samples; None if another process is loading them.
+# The first sample of a block, and the records of its samples; None if another process is loading them.
 _Block = tuple[int, list[_Kept] | None]
 
 
@@ -49,7 +49,7 @@ def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor
     check_workers(executor, num_workers)
     pipe.prepare_for_workers()
     kept: dict[int, list[_Kept]] = {}
-    # Blocks that other processes have claimed come last: by then they are done, or left by a process that was killed.
+    # Blocks claimed by other processes come last. By then, they are done, or abandoned by a killed process.
     for waits in (False, True):
         filler = _Filler(pipe, num_threads, waits, frozenset(kept))
         run = partial(run_jobs, executor=executor, num_workers=num_workers, what=_WHAT, progress=progress)
@@ -74,13 +74,13 @@ def warm_up(pipe: Any, *, num_threads: int, num_workers: int, executor: Executor
 
 
 def complete(pipe: Any) -> bool:
-    """Write the list of samples if the cache of an indexed `pipe` holds all of them; return whether it has a list."""
+    """Write the sample list if the cache of an indexed `pipe` holds all samples; return whether it has a list."""
     entries = pipe.operation.entries
-    if has_list(entries):  # which stays, even if it lists other samples: only `warm_up` replaces it
+    if has_list(entries):  # it may list other samples, but only `warm_up` replaces it
         return True
     filler = _Filler(pipe, 1, waits=False, done=frozenset())
     kept: dict[int, list[_Kept]] = {}
-    for start in chain.from_iterable(filler.jobs()):  # in random order, so that a missing entry is found soon
+    for start in chain.from_iterable(filler.jobs()):  # random order finds a missing entry soon
         block = filler.found(start)
         if block is None:
             return False
@@ -89,10 +89,10 @@ def complete(pipe: Any) -> bool:
 
 
 class _Filler:
-    """Loads the samples that the cache of a pipe lacks, except those of blocks whose first positions are `done`.
+    """Loads the samples missing in the cache of a pipe, except blocks whose first positions are in `done`.
 
-    It may be sent to worker processes. If it `waits`, it waits for samples that another process is loading; otherwise
-    it leaves them out.
+    It may be sent to worker processes. With `waits`, it waits for samples that another process is loading; otherwise it
+    skips them.
     """
 
     def __init__(self, pipe: Any, num_threads: int, waits: bool, done: frozenset[int]) -> None:
@@ -105,7 +105,7 @@ class _Filler:
         self._size = min(max(len(pipe) // _NUM_BLOCKS, 1), _MOST) if isinstance(pipe, MapPipe) else 1
 
     def jobs(self) -> list[list[int]]:
-        """Return the blocks that are left, in random order, so that processes rarely try the same one at once."""
+        """Return the remaining blocks in random order, so that processes rarely try the same block at the same time."""
         left = [start for start in range(0, len(self._pipe), self._size) if start not in self._done]
         random.SystemRandom().shuffle(left)
         return [left[start : start + self._num_threads] for start in range(0, len(left), self._num_threads)]
@@ -115,7 +115,7 @@ class _Filler:
         return list(in_parallel(self.block, starts, self._num_threads))
 
     def block(self, start: int) -> _Block:
-        """Load a block of an indexed source, unless another process has claimed it."""
+        """Load a block of an indexed source unless another process has claimed it."""
         indices = range(start, min(start + self._size, len(self._pipe)))
         return start, self._claimed(start, [(index, self._pipe.fetch) for index in indices])
 
@@ -128,7 +128,7 @@ class _Filler:
         ]
 
     def found(self, start: int) -> list[_Kept] | None:
-        """Return what is recorded of the samples of a block; None if the cache lacks an entry of one of them."""
+        """Return the records of the samples of a block; None if an entry is missing in the cache."""
         kept: list[_Kept] = []
         for index in range(start, min(start + self._size, len(self._pipe))):
             if self._add(kept, index, self._pipe.fetch, loads=False):
@@ -148,7 +148,7 @@ class _Filler:
         return kept
 
     def _add(self, kept: list[_Kept], index: int, make: Callable[[int], Sample], *, loads: bool) -> list[bytes]:
-        """Add what is recorded of a sample, unless it may be left out; return the keys of entries that were missing."""
+        """Append the record of a sample unless it may be skipped; return the keys of entries that were missing."""
         cache = self._pipe.operation.entries
         plain: dict[str, Any] = {}
         entries = dict[str, bytes]()
@@ -168,7 +168,7 @@ class _Filler:
                     if loads and is_free:
                         cache.put(key, encode((sample[name], {}), key=bound_to(key)))
                     elif loads:
-                        sample[name]  # which puts it there
+                        sample[name]  # reading the field stores it
         except Exception as error:
             if self._handler is None or not self._handler.tolerates(error):
                 raise
@@ -191,7 +191,7 @@ def _reject(pipe: Any) -> NoReturn:
 
 
 def _is_written(pipe: Any, blocks: dict[int, list[_Kept]]) -> bool:
-    """Write the list of samples, and return whether the cache could keep it."""
+    """Write the sample list, and return whether the cache could store it."""
     kept = [one for start in sorted(blocks) for one in blocks[start]]
     fields = list(dict.fromkeys(name for one in kept for name in (*one.plain, *one.entries)))
     notes = {
@@ -205,7 +205,7 @@ def _is_written(pipe: Any, blocks: dict[int, list[_Kept]]) -> bool:
 
 
 def _present(flags: list[bool]) -> Any:
-    """Return which samples have something: one flag where all or none do."""
+    """Return one flag per sample, or a single bool if all are equal."""
     return flags[0] if len(set(flags)) == 1 else np.asarray(flags, dtype=bool)
 
 
