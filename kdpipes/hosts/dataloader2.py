@@ -1,8 +1,8 @@
-"""torchdata's DataLoader2 and reading services: what kdpipes' loader and services need to work with them.
+"""Support of kdpipes' loader and services for torchdata's DataLoader2 and reading services.
 
-DataLoader2 pickles the chain as it was before the first epoch. Only kdpipes' reading services add their position, and
-without one of them a loaded state begins at epoch 0 again. DataLoader2 has no hook for that, so a chain notices it when
-it is unpickled: a copy that DataLoader2 makes is loaded right after it was pickled, a state is loaded later.
+DataLoader2 pickles the chain in its state before the first epoch. Only kdpipes' reading services add their position;
+without one of them, a loaded state begins at epoch 0 again. DataLoader2 has no hook to detect this, so a chain detects
+it when it is unpickled: a copy made by DataLoader2 is unpickled right after pickling, a state later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _position_follows = False
 
 
 class Shipped(Streaming[Any], IterDataPipe[Any]):
-    """A chain whose copies in this process share its data, and which travels to other processes by cloudpickle."""
+    """A chain whose copies in this process share its data, and which is pickled by cloudpickle for other processes."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.chain = source_datapipe
@@ -54,14 +54,14 @@ class Shipped(Streaming[Any], IterDataPipe[Any]):
 
 
 def unshipped(datapipe: Any) -> Any:
-    """Return the chain that a service is to run."""
+    """Return the chain that a service should run."""
     return datapipe.chain if isinstance(datapipe, Shipped) else datapipe
 
 
 def introduce_to_torchdata(service: type) -> None:
-    """Register a class of reading services with DataLoader2, if it has been imported.
+    """Register a class of reading services with DataLoader2, if DataLoader2 has been imported.
 
-    DataLoader2 saves the state of registered classes only.
+    DataLoader2 saves only the state of registered classes.
     """
     known = sys.modules.get("torchdata.dataloader2.reading_service")
     if known is not None:
@@ -69,13 +69,13 @@ def introduce_to_torchdata(service: type) -> None:
 
 
 def generator_of_seeds(seed: int) -> Any:
-    """Return the generator of seeds that torchdata's reading services take; None without torchdata."""
+    """Return the seed generator that torchdata's reading services expect; None without torchdata."""
     module = load_torchdata("torchdata.dataloader2.random")
     return None if module is None else module.SeedGenerator(seed)
 
 
 class Stamp(NamedTuple):
-    """When and where a chain was pickled, and whether a position is stored with it."""
+    """The time and process in which a chain was pickled, and whether a position is stored with it."""
 
     process: bytes
     number: int
@@ -83,7 +83,7 @@ class Stamp(NamedTuple):
 
 
 def note_position() -> None:
-    """Note that a position is stored with the chain that is pickled next."""
+    """Record that a position is stored with the next chain that is pickled."""
     global _position_follows
     _position_follows = True
 
@@ -98,7 +98,7 @@ def stamp() -> Stamp:
 
 
 def check_stamp(found: Stamp) -> None:
-    """Warn if a chain comes from a state of DataLoader2 that does not hold its epoch."""
+    """Warn if a chain comes from a state of DataLoader2 that lacks its epoch."""
     is_copy = found[:2] == (_process, _latest)
     uses_dataloader2 = "torchdata.dataloader2" in sys.modules and multiprocessing.parent_process() is None
     if uses_dataloader2 and not is_copy and not found.has_position:

@@ -12,9 +12,9 @@ _held: list[Any] = []
 
 
 def _hold(kind: Any = AbstractFileSystem) -> None:
-    """Keep references to fsspec's file systems, so that a forked process, which drops them, does not close them.
+    """Keep references to fsspec's file systems, because a forked process drops them and would thereby close them.
 
-    Closing one would remove its sockets from the event loop of the parent, which would then wait forever.
+    Closing a file system would remove its sockets from the parent's event loop, which would then wait forever.
     """
     _held.extend(getattr(kind, "_cache", {}).values())
     for special in kind.__subclasses__():

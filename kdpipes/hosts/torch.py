@@ -1,9 +1,9 @@
 """Compatibility with torch and trainers: names of pipes, chains as datasets of a DataLoader, samplers of a Loader.
 
-DataLoader wraps a datapipe in an object that only passes its items on, so that trainers find neither `set_epoch` nor a
-state. Therefore the wrappers of kdpipes' chains become objects of `DealtDataset`. DataLoader calls nothing on a
-datapipe while it wraps it, so the wrapper's class must be changed; this happens when the first chain with `deal` is
-made.
+DataLoader wraps a datapipe in an object that only passes on its items, so trainers find neither `set_epoch` nor a
+state. Therefore, the wrappers of kdpipes' chains become instances of `DealtDataset`. DataLoader calls no method of a
+datapipe while wrapping it, so the wrapper's class must be changed. This happens when the first chain with `deal` is
+built.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 def _share_names(base: Any, flavour: Flavour) -> None:
     """Let other libraries register pipes under names that kdpipes also uses.
 
-    `functional_datapipe` raises an error if a name is taken. Therefore kdpipes gives up its name on all pipes but its
-    own when another library registers it, and a new definition in `__main__` replaces an earlier one. Nothing else
-    changes.
+    `functional_datapipe` raises an error if a name is taken. Therefore, if another library registers a name of kdpipes,
+    kdpipes gives up the name on all pipes except its own, and a new definition in `__main__` replaces an earlier one.
     """
     register_class = base.register_datapipe_as_function.__func__
 
@@ -53,8 +52,8 @@ _share_names(MapDataPipe, "map")
 class DealtDataset(_IterDataPipeSerializationWrapper):
     """A dealt chain as torch's DataLoader holds it: with its epochs, and a state for StatefulDataLoader.
 
-    The workers load a state, but the process that starts the next workers counts the epochs. Therefore the count is
-    kept in memory that all of them share.
+    Workers load states, but epochs are counted by the process that starts the next workers. Therefore, the counter is
+    in memory shared by all of them.
     """
 
     _datapipe: Any
@@ -73,7 +72,7 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
             dealer.clock.share(ahead, is_new=is_new)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration, from 0."""
+        """Set the number of the next iteration, from 0."""
         for dealer in Chain.of(self._datapipe).of_type(Dealer):
             dealer.set_epoch(epoch)
 
@@ -84,7 +83,7 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
             dealer_before(self._datapipe).clock.pass_over()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the part of the chain that this process reads."""
+        """Return the state of the part of the chain that is read by this process."""
         return state_of(self._datapipe)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -102,7 +101,7 @@ class DealtDataset(_IterDataPipeSerializationWrapper):
 
 @functools.cache
 def hold_dealt_chains() -> None:
-    """Let each DataLoader that is made from now on hold a chain with `deal` as a `DealtDataset`."""
+    """Make every DataLoader created from now on hold a chain with `deal` as a `DealtDataset`."""
     wrap: Any = _IterDataPipeSerializationWrapper.__init__
 
     def wrap_chain(wrapper: Any, datapipe: Any) -> None:
@@ -118,10 +117,10 @@ def hold_dealt_chains() -> None:
 
 
 def is_shared_out_by_accelerate(pipe: Any) -> bool:
-    """Return whether one of Accelerate's loaders has begun an epoch of a chain that holds `pipe`.
+    """Return whether one of Accelerate's loaders has begun an epoch of a chain that contains `pipe`.
 
     Accelerate's DataLoaderDispatcher reads on rank 0 and sends slices to all ranks; its IterableDatasetShard reads on
-    each rank and keeps a part. Either way, the chain must give every batch.
+    each rank and keeps a part. Either way, the chain must yield every batch.
     """
     accelerate = sys.modules.get("accelerate.data_loader")
     if accelerate is None:
@@ -129,12 +128,12 @@ def is_shared_out_by_accelerate(pipe: Any) -> bool:
     info = get_worker_info()
     active = accelerate.GradientState().active_dataloader
     if info is not None and isinstance(info.dataset, accelerate.IterableDatasetShard):
-        return holds(info.dataset, pipe)  # spawned workers do not know which loader is active
+        return holds(info.dataset, pipe)  # spawned workers do not know the active loader
     return active is not None and holds(active.dataset, pipe)
 
 
 class EpochSampler(SequentialSampler):
-    """The `sampler` of a loader: Lightning calls its `set_epoch`, and does not replace sequential samplers."""
+    """The `sampler` of a loader. Lightning calls its `set_epoch`, and does not replace sequential samplers."""
 
     data_source: Loader
 
@@ -142,12 +141,12 @@ class EpochSampler(SequentialSampler):
         super().__init__(loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration."""
+        """Set the number of the next iteration."""
         self.data_source.set_epoch(epoch)
 
 
 class BatchNumbers(BatchSampler):
-    """The `batch_sampler` of a loader: the numbers of the batches of an epoch, each in a list.
+    """The `batch_sampler` of a loader, which yields the number of each batch of an epoch in a list.
 
     transformers' Trainer calls its `set_epoch`; `accelerate.skip_first_batches` leaves out the first numbers.
     """
@@ -160,7 +159,7 @@ class BatchNumbers(BatchSampler):
         self.drop_last = loader.drop_last
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next iteration."""
+        """Set the number of the next iteration."""
         self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -175,9 +174,9 @@ class BatchNumbers(BatchSampler):
 
 
 class NumberedBatches(Dataset[Any]):
-    """The `dataset` of a loader: returns the batches of its next epoch by number, in order, starting at any batch.
+    """The `dataset` of a loader, which returns the batches of its next epoch by number, in order from any batch on.
 
-    The length is the number of samples of an epoch, as `len(loader.dataset)` is with torch's DataLoader.
+    The length is the number of samples of an epoch, like `len(loader.dataset)` with torch's DataLoader.
 
     Args:
         loader: The loader.
