@@ -187,7 +187,7 @@ def test_a_receipt_without_all_skips_is_an_error() -> None:
 
 def test_limits_count_all_skips() -> None:
     handler = mock.Mock()
-    limits = SkipLimits(handler, 1)
+    limits = SkipLimits(handler, 1, 0, rejects_twins=False)
     for ordinal in range(100):
         limits.count(skip_of(ordinal))
         limits.count(skip_of(ordinal))  # a replaced worker reports it again

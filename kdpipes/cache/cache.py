@@ -331,7 +331,8 @@ class _CachePipe(SampleMapper):
 
     _operation: Cacher
     _identity: Identity
-    _name: str
+    _has_warned = False
+    _epoch = -1
 
     def _configure(self, source_datapipe: Any, operation: Cacher, name: str) -> None:  # type: ignore[override]
         super()._configure(source_datapipe, operation, name)
@@ -348,8 +349,6 @@ class _CachePipe(SampleMapper):
         self._eager = ", ".join(f"`{node.name}`" for node in eager)
         drawing = [node.operation for node in eager if node.operation is not None and node.traits.seeds]
         self._drawing = drawing if operation.freezes else []
-        self._has_warned = False
-        self._epoch = -1
 
     def unhashed(self) -> list[str]:
         """Return the names of values that functions upstream read, if neither the key nor `version` follows them."""
@@ -438,11 +437,9 @@ class _CachePipe(SampleMapper):
 class CacheMapDataPipe(_CachePipe, SampleMapperMapDataPipe):
     """A cache of an indexed source."""
 
-    def __init__(self, source_datapipe: Any, operation: Any, name: str) -> None:
-        super().__init__(source_datapipe, operation, name)
-        self._num_left: int | None = None  # entries that this process adds before it looks again
-        self._num_seen = -1  # entries when it last looked
-        self._is_listed = False
+    _num_left: int | None = None  # entries that this process adds before it looks again
+    _num_seen = -1  # entries when it last looked
+    _is_listed = False
 
     def entry_added(self) -> None:
         if not self._operation.completes_itself:

@@ -304,3 +304,31 @@ def _copied_pipe(pipe: Any, copies: dict[int, Any], kinds: tuple[Any, ...]) -> A
         else:
             made.__dict__.update(state)
     return copies[id(pipe)]
+
+
+@runtime_checkable
+class Shards(Protocol):
+    """A stream of shards, which can be read in parts."""
+
+    cursor: tuple[int, int, int]
+
+    @property
+    def num_shards(self) -> int: ...
+    def num_indexed(self) -> int | None: ...
+    def read_part(self, part: int, num_parts: int) -> None: ...
+    def order_by(self, key: bytes | None) -> None: ...
+    def seek(self, cursor: tuple[int, int, int]) -> None: ...
+    def start_reading(self) -> None: ...
+    def stop_reading(self) -> None: ...
+
+
+def why_whole(pipe: Any) -> str | None:
+    """Return why a stream cannot be cut into lanes, so that every worker reads all of it; None if it can."""
+    chain = Chain.of(pipe)
+    other = next((node.name for node in chain.sources if not isinstance(node.pipe, Shards)), None)
+    if other is not None:
+        return f"`{other}` is not a stream of shards, as `kdp.stream_shards` is"
+    for node in reversed(chain):
+        if node.upstream and (node.traits.counts_whole or node.traits is UNDECLARED):
+            return f"`{node.name}` counts over the whole stream, or does not declare that it does not"
+    return None

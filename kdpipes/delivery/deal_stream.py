@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
 
-from kdpipes.core.chain import Chain
+from kdpipes.core.chain import Chain, Shards, why_whole
 from kdpipes.core.errors import ChainError, DataError, check_count, check_type, must_be
 from kdpipes.core.iter_pipe import IterPipe, Tolerance, samples_of, seed_streams, with_tolerance
 from kdpipes.core.messages import counted, warn
@@ -35,11 +35,9 @@ from kdpipes.delivery.lanes import (
     LanePlan,
     Lanes,
     Passes,
-    Shards,
     hash_of_sample,
     resumable_shards,
     shards_behind,
-    why_whole,
 )
 from kdpipes.delivery.layout import Layout, Sharding, Uneven, share_out
 from kdpipes.delivery.skipping import LEFT_OUT

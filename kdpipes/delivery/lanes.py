@@ -9,12 +9,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
-from kdpipes.core.chain import Chain
+from kdpipes.core.chain import Chain, Shards
 from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.sample import Sample
-from kdpipes.core.traits import UNDECLARED
 from kdpipes.delivery.layout import Sharding
 
 _MAX_EMPTY = 16  # passes of a lane without a sample
@@ -76,22 +75,6 @@ def merged(*cursors: Cursors) -> Cursors:
     if not any(cursors):  # indexed chains have no lanes
         return ()
     return tuple(sorted({lane: cursor for some in cursors for lane, cursor in some}.items()))
-
-
-@runtime_checkable
-class Shards(Protocol):
-    """A stream of shards, which can be read in parts."""
-
-    cursor: tuple[int, int, int]
-
-    @property
-    def num_shards(self) -> int: ...
-    def num_indexed(self) -> int | None: ...
-    def read_part(self, part: int, num_parts: int) -> None: ...
-    def order_by(self, key: bytes | None) -> None: ...
-    def seek(self, cursor: tuple[int, int, int]) -> None: ...
-    def start_reading(self) -> None: ...
-    def stop_reading(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -325,15 +308,3 @@ def resumable_shards(pipe: Any) -> Any:
 def hash_of_sample(key: str) -> bytes:
     """Return 8 bytes that stand for a sample in receipts; no sample has eight zeros, which stand for padding."""
     return hashlib.blake2b(key.encode(), digest_size=8).digest()
-
-
-def why_whole(pipe: Any) -> str | None:
-    """Return why a stream cannot be cut into lanes, so that every worker reads all of it; None if it can."""
-    chain = Chain.of(pipe)
-    other = next((node.name for node in chain.sources if not isinstance(node.pipe, Shards)), None)
-    if other is not None:
-        return f"`{other}` is not a stream of shards, as `kdp.stream_shards` is"
-    for node in reversed(chain):
-        if node.upstream and (node.traits.counts_whole or node.traits is UNDECLARED):
-            return f"`{node.name}` counts over the whole stream, or does not declare that it does not"
-    return None

@@ -99,7 +99,7 @@ class SkipLimits:
             that different workers read.
     """
 
-    def __init__(self, handler: Any, num_parts: int, first_batch: int = 0, *, rejects_twins: bool = False) -> None:
+    def __init__(self, handler: Any, num_parts: int, first_batch: int, *, rejects_twins: bool) -> None:
         self._handler = handler
         self._rejects_twins = rejects_twins
         self._ordinals: dict[str, int] = {}  # of the samples in quarantine, by key

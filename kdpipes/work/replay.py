@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kdpipes.core.chain import Chain
+from kdpipes.core.chain import Chain, why_whole
 from kdpipes.core.errors import ChainError, DataError, check_type, closest
 from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, seed_streams
@@ -40,7 +40,8 @@ def replay(sample_or_key: Sample | str, ctx: Mapping[str, Any], source_datapipe:
 
     Raises:
         DataError: The chain has no sample with this key.
-        ChainError: An operation draws random numbers that are missing in the ctx.
+        ChainError: An operation draws random numbers that are missing in the ctx; or several samples of a chain of
+            indexed sources, or of `kdp.stream_shards` with `.to_samples(key=...)`, have the key.
 
     Example:
         >>> pipe = kdp.from_ids(["a.jpg"], load=lambda id: Image.new("RGB", (9, 9))).record_ctx()
@@ -128,12 +129,23 @@ def _by_key(key: str, chain: MapPipe | IterPipe, sample_key: SampleKey) -> Any:
     stream: Any = Chain.of(chain).copy_streams()  # the stream may be in use
     # Otherwise, stock pipes would draw from the global generators, which other threads may seed.
     seed_streams(reversed(Chain.of(stream)), sample_key.seed, sample_key.epoch)
+    # The ordinals of lanes do not give the order of the stream, so a key that `to_samples` made must occur only once.
+    has_names = why_whole(chain) is None and any(
+        node.traits.role == "source" and node.upstream for node in Chain.of(chain)
+    )
     with using_key(sample_key):
         found = None
         for number, sample in enumerate(stream.samples()):
             if sample.key == key:
+                if has_names and found is not None:
+                    if found.index == sample.index:
+                        break
+                    raise ChainError(
+                        f"Samples {found.index} and {sample.index} of the stream have the key {key!r}. To repeat the "
+                        "one of a batch, use `kdp.find`, or give the samples unique keys."
+                    )
                 found = sample
-            if found is not None and number >= sample_key.position:
+            if found is not None and number >= sample_key.position and not has_names:
                 break
         if found is not None:
             return finished(stream, found)

@@ -195,6 +195,14 @@ def test_replay_finds_the_sample_of_a_stream_that_made_the_ctx(source: Any) -> N
         assert kdp.replay("abca"[item[0]], ctx, chain)[0] == item
 
 
+def test_replay_rejects_a_key_of_several_samples_in_lanes() -> None:
+    pipe = shards("abca").record_ctx().select("y", return_ctx=True)
+    items = [item for batch in pipe.deal(batch_size=1) for item in batch]
+    assert [kdp.replay("abca"[y], ctx, pipe)[0] for (y,), ctx in items[1:3]] == [(1,), (2,)]
+    with pytest.raises(kdp.ChainError, match="Samples 0 and 3 of the stream have the key 'a'"):
+        kdp.replay("a", items[3][1], pipe)
+
+
 def test_a_stream_that_repeats_itself_may_be_in_quarantine(tmp_path: Path) -> None:
     stream = stream_of_webdataset("ab", repetitions=2)
     for _ in range(2):
