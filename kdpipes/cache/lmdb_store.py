@@ -263,7 +263,7 @@ class _Environment:
 
     def __del__(self) -> None:
         if self.group:  # never at the end of Python, when `suppress` may be gone: `_flush_all` has written it
-            with suppress(Exception):  # nobody is left to report to
+            with suppress(Exception):  # no caller could handle the error
                 self.flush()
 
     def _commit_group(self) -> None:
@@ -504,7 +504,7 @@ def _flush_at_exit() -> None:
 
 def _flush_all() -> None:
     for environment in list(_all):
-        with suppress(lmdb.Error, OSError, DataError):  # nobody is left to report to
+        with suppress(lmdb.Error, OSError, DataError):  # no caller could handle the error
             environment.flush()
 
 

@@ -103,7 +103,7 @@ class Step(Operation):
 class ErrorHandler(Step):
     """The interface of `.on_error(...)`, which decides about samples that cannot be made.
 
-    While `num_looking` is above 0, nothing is written to the quarantine, nor ever by copies that are made meanwhile.
+    While `num_looking` is above 0, nothing is written to the quarantine. Copies made in the meantime never write to it.
     """
 
     traits = Traits(reads=frozenset(), changes=frozenset(), is_transparent=True)

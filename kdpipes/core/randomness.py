@@ -342,6 +342,7 @@ class GlobalUse:
         If `is_watched` is False, the second value may be False although the function drew.
         """
         is_watched = is_watched or (self.num_watched > 0 and not self.is_seen)
+        # Threads may count a call less: then one more is watched, which only takes time.
         self.num_watched -= 1
         with seeded_globals(key) as has_drawn:
             value = function(*args, **kwargs)

@@ -380,7 +380,7 @@ def _used_by(value: Any, members: Mapping[str, Any]) -> list[tuple[Any, Mapping[
     Raises:
         LookupError: The value may draw random numbers, or what it calls is not known.
     """
-    if isinstance(value, (*_DATA, functools.partial)):
+    if isinstance(value, (*_DATA, functools.partial)) and not is_users(type(value)):
         return [(part, {}) for _, part in _parts(value, follows_code=False)]
     library = library_of(value)
     if library is not None:
@@ -389,14 +389,14 @@ def _used_by(value: Any, members: Mapping[str, Any]) -> list[tuple[Any, Mapping[
         return []
     if isinstance(value, FunctionType):
         return _used_by_code(value, members)
-    holder = value.__self__ if isinstance(value, MethodType) else value
-    method = value.__func__ if isinstance(value, MethodType) else type(value).__call__
-    kind = type(holder)
-    if not is_users(kind) or not is_users_module(method.__module__):
-        raise LookupError(method)
+    if not isinstance(value, MethodType):
+        value = MethodType(type(value).__call__, value)
+    kind = type(value.__self__)
+    if not is_users(kind) or not is_users_module(value.__module__):
+        raise LookupError(value)
     # Methods that are inherited from libraries have the same names as methods of data, such as `load`.
     inherited = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("__")}
-    return [(method, {**inherited, **dict(reversed(own_members(kind))), **attributes_of(holder)})]
+    return [(value.__func__, {**inherited, **dict(reversed(own_members(kind))), **attributes_of(value.__self__)})]
 
 
 def _used_by_code(function: FunctionType, members: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:

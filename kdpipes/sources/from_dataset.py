@@ -54,8 +54,8 @@ class DatasetReaderMapDataPipe(MapPipe):
     If the dataset has methods `getitem_x(index)`, `getitem_y(index)`, ... (KappaData's convention), each field is
     loaded separately when it is read. A parameter `ctx` gets the sample's ctx, `rng` a generator. For any other
     dataset, the whole item is loaded when one of its fields is first read. The global generators of `random`, NumPy and
-    torch are seeded for methods that take `ctx`, and for items of datasets that were seen to draw from them, so that
-    random transforms of the dataset depend on the epoch only. If the dataset has a method `__getitems__`, as Hugging
+    torch are seeded for methods that take `ctx`, and for items of datasets that may draw from them, so that random
+    transforms of the dataset depend on the epoch only. If the dataset has a method `__getitems__`, as Hugging
     Face datasets do, and items are cheap, it is called once for many items.
 
     Args:

@@ -49,7 +49,7 @@ class Transformer(Step):
     All random numbers depend only on the seed, the epoch, the ordinal and the operation. They come from a parameter
     `rng`, or from the global generators of `random`, NumPy and torch, which are seeded for the call and restored
     afterwards. This takes about 50 microseconds; it is skipped for callables that have a parameter `rng` or an
-    attribute `is_random = False`, and in batches of `deal` for those that were not seen to draw from these generators.
+    attribute `is_random = False`, and for those whose code shows that they do not draw from these generators.
     Generators that a callable creates itself are not seeded. Neither is an `A.Compose` inside a function: pass the
     composition itself. An image from `decode_images` is passed as a Pillow image (RGB).
 

@@ -32,8 +32,9 @@ class BatchTransformer(Step):
         field: The name of the field.
         function: A function of a list of values that returns as many new values: a list, an array or a tensor with a
             row for each. If it has a parameter `rngs`, it gets a list with one `numpy.random.Generator` for each value,
-            which depends on the seed, the epoch, the sample and this operation. If it draws from the global generators
-            of `random`, NumPy or torch, it is called for each sample alone, with seeds.
+            which depends on the seed, the epoch, the sample and this operation. If a call for many samples draws from
+            the global generators of `random`, NumPy or torch, its result is dropped, and from then on the function is
+            called for each sample alone, with seeds.
 
     Raises:
         FieldError: The field does not exist.
