@@ -18,11 +18,15 @@ import cloudpickle
 
 from kdpipes.core import pickling
 from kdpipes.core.chain import Chain
+from kdpipes.core.errors import must_be
 from kdpipes.core.iter_pipe import Streaming
 from kdpipes.core.messages import warn
-from kdpipes.core.shared import Shared, is_sharing
 from kdpipes.core.stock import load_torchdata
 from kdpipes.core.torch_pipes import IterDataPipe
+from kdpipes.delivery.dealer import fix_ranks
+from kdpipes.delivery.state import Checkpointer, Counting
+from kdpipes.loader.merge import compare_ranks
+from kdpipes.loader.services import ENDED, ReadingService
 
 _process = os.urandom(8)
 _numbers = count()
@@ -31,11 +35,10 @@ _position_follows = False
 
 
 class Shipped(Streaming[Any], IterDataPipe[Any]):
-    """A chain whose copies in this process share its data, and which is pickled by cloudpickle for other processes."""
+    """A chain that is pickled by cloudpickle for other processes."""
 
     def __init__(self, source_datapipe: Any) -> None:
         self.chain = source_datapipe
-        self._copy: Shared[Any] | None = None
 
     def iterate(self) -> Iterator[Any]:
         return iter(self.chain)
@@ -43,19 +46,10 @@ class Shipped(Streaming[Any], IterDataPipe[Any]):
     def __getstate__(self) -> Any:
         if IterDataPipe.getstate_hook is not None:
             return IterDataPipe.getstate_hook({"chain": self.chain})
-        if is_sharing():
-            self._copy = Shared(Chain.of(self.chain).copy_streams())  # kept until it has arrived
-            return {"copy": self._copy}
-        return {"payload": pickling.dumps(self.chain)}
+        return pickling.dumps(self.chain)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.chain = state["copy"].value if "copy" in state else cloudpickle.loads(state["payload"])
-        self._copy = None
-
-
-def unshipped(datapipe: Any) -> Any:
-    """Return the chain that a service should run."""
-    return datapipe.chain if isinstance(datapipe, Shipped) else datapipe
+    def __setstate__(self, payload: bytes) -> None:
+        self.chain = cloudpickle.loads(payload)
 
 
 def introduce_to_torchdata(service: type) -> None:
@@ -68,10 +62,77 @@ def introduce_to_torchdata(service: type) -> None:
         known.CheckpointableReadingServiceInterface.register(service)
 
 
-def generator_of_seeds(seed: int) -> Any:
-    """Return the seed generator that torchdata's reading services expect; None without torchdata."""
-    module = load_torchdata("torchdata.dataloader2.random")
-    return None if module is None else module.SeedGenerator(seed)
+class ForeignService(ReadingService):
+    """Runs chains with a reading service of torchdata or a user. It begins whole epochs only.
+
+    Args:
+        service: The other reading service.
+
+    Raises:
+        TypeError: It contains one of kdpipes' services, or is none.
+    """
+
+    has_workers = False
+    is_exact = False
+
+    def __init__(self, service: Any) -> None:
+        super().__init__()
+        if not hasattr(service, "initialize_iteration"):
+            raise TypeError(must_be("reading_service", "a reading service", service))
+        parts = _parts(service)
+        own = next((part for part in parts if isinstance(part, ReadingService)), None)
+        if own is not None:
+            raise TypeError(
+                f"A Loader reads the ranks itself. Pass the {type(own).__name__} without {type(service).__name__}."
+            )
+        self.service = service
+        self.num_workers = max(1, *(getattr(part, "num_workers", 0) for part in parts))
+
+    def initialize(self, datapipe: Any) -> None:
+        counting = [pipe for pipe in Chain.of(datapipe).pipes if isinstance(pipe, Counting)]
+        epochs = [pipe.next_epoch() for pipe in counting]
+        for pipe, epoch in zip(counting, epochs, strict=True):
+            pipe.set_epoch(max(epoch + self.clock.peek() - epochs[0], 0))
+        fix_ranks(datapipe)
+        self._chain = datapipe
+        self._checkpointer = Checkpointer(datapipe, self.num_workers)
+        self._items = self.service.initialize(Shipped(datapipe))
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> None:
+        module = load_torchdata("torchdata.dataloader2.random")
+        if module is not None:
+            seed_generator = module.SeedGenerator(seed_generator.seed)
+        reset = self.service.initialize_iteration(seed_generator)
+        self._items = self._items if reset is None else reset(self._items)
+
+    def finalize_iteration(self) -> None:
+        self.service.finalize_iteration()
+
+    def finalize(self) -> None:
+        if self.is_running:  # other services cannot be ended before they have started
+            self._items = None
+            self.service.finalize()
+
+    @property
+    def is_running(self) -> bool:
+        return self._items is not None
+
+    def deliver(self, _: Any = None) -> Any:
+        if not self.is_running:
+            raise RuntimeError(ENDED)
+        if self.clock.is_fresh:
+            self.clock.is_fresh = False
+            compare_ranks(self._chain, self.clock.latest, self._checkpointer.pipes)
+        try:
+            return next(self._epoch)
+        except StopIteration:
+            self.clock.end()
+            raise
+
+
+def _parts(service: Any) -> list[Any]:
+    """Return a reading service, and those that it runs in sequence."""
+    return [service, *(part for inner in getattr(service, "reading_services", ()) for part in _parts(inner))]
 
 
 class Stamp(NamedTuple):

@@ -21,7 +21,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Literal, NoReturn, ParamSpec
+from typing import Any, Literal, NoReturn, ParamSpec, cast
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
@@ -33,12 +33,11 @@ from kdpipes.core.stock import is_of_torchdata, shards
 from kdpipes.core.torch_pipes import IndexedBatcher as Batcher
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, ShardingFilter, Shuffler
 from kdpipes.delivery.clock import EpochClock, Position
-from kdpipes.delivery.dealer import Dealer, fix_ranks
+from kdpipes.delivery.dealer import Dealer
 from kdpipes.delivery.layout import ranks_now
 from kdpipes.delivery.skipping import MOST_SKIPS
-from kdpipes.delivery.state import Checkpointer, Counting, main_part, seed_in
+from kdpipes.delivery.state import Checkpointer, main_part, seed_in
 from kdpipes.loader.autotune import Tuner
-from kdpipes.loader.merge import compare_ranks
 from kdpipes.loader.profile import Measured, measured
 from kdpipes.loader.receipt import receipt_of
 from kdpipes.loader.services import Batches, InlineReadingService, ProcessReadingService, ReadingService
@@ -122,7 +121,6 @@ class Loader:
     _is_accelerate_prepared = True
     prefetch_factor = None  # `accelerate.skip_first_batches` makes a loader with it, without workers
     reading_service: Any = None  # `__del__` runs also if the constructor has raised
-    _stream: Any = None
 
     @_rejects_foreign_arguments
     def __init__(
@@ -153,28 +151,24 @@ class Loader:
         self._service = _service(check_count("num_workers", num_workers, minimum=0), given, reading_service)
         if profile:
             self._service = copy.deepcopy(self._service)
-            _needed_native(self._service, "profile=True").is_profiled = True
-        check_shares(source_datapipe, _num_workers(self._service))
+            _exact(self._service, "profile=True").is_profiled = True
+        check_shares(source_datapipe, self._service.num_workers)
         self._progress = progress
         self._base_seed = int.from_bytes(os.urandom(7), "little")
         self._clock = EpochClock()
         self._sizes: dict[str, Any] | None = None  # the batch sizes by which the clock counts
         self._ranks = ranks_now()  # the ranks of the last epoch begun
         self._is_closed = False
-        self._next_item: Callable[[], Any] | None = None  # of the last epoch begun
-        self._latest = 0  # the identity of the iterator that gives them, which holds the loader
+        self._latest = 0  # the identity of the last iterator, which holds the loader
         self._chain = Chain.of(source_datapipe).copy_streams()
         self.reading_service = copy.deepcopy(self._service)  # loaders may be made from one service
-        has_workers = self._native is not None and self._native.has_workers
         # The part of the chain that workers run.
-        self._dealt_part = main_part(self._chain, has_workers=has_workers)[1]
-        self._checkpointer = Checkpointer(self._dealt_part, max(_num_workers(self._service), 1))
-        self._first_epoch = self._checkpointer.next_epoch()
-        if self._native is None:  # reading services of other libraries begin whole epochs
-            self._clock.resume_at(Position(self._first_epoch))
-        else:
-            self._clock.resume_at(self._checkpointer.first_position())
-            self._native.clock = self._clock
+        self._dealt_part = main_part(self._chain, has_workers=self._service.has_workers)[1]
+        self._checkpointer = Checkpointer(self._dealt_part, self._service.num_workers)
+        is_exact = self._service.is_exact
+        first = self._checkpointer.first_position() if is_exact else Position(self._checkpointer.next_epoch())
+        self._clock.resume_at(first)
+        self.reading_service.clock = self._clock
         if self._tuner is not None and "num_workers" in self._checkpointer.sizes():
             raise ChainError(
                 'The batches of this chain depend on the number of workers, so that "auto" would change them. End it '
@@ -192,7 +186,7 @@ class Loader:
 
     def __repr__(self) -> str:
         names = " → ".join(map(pipe_name, reversed(Chain.of(self._chain).pipes)))
-        num_workers = _num_workers(self._service) if getattr(self._service, "has_workers", True) else 0
+        num_workers = self._service.num_workers if self._service.has_workers else 0
         found = "" if self._tuner is None else ", found" if self._tuner.reason else ", to be found"
         return f"<kdpipes.Loader of {names}; {num_workers} workers{found}>"
 
@@ -204,8 +198,7 @@ class Loader:
 
     def on_batch(self, listener: Callable[[], None] | None) -> None:
         """Call a function after each delivered batch; None removes the function."""
-        if self._native is not None:
-            self._native.counters.delivered.listener = listener
+        self.reading_service.counters.delivered.listener = listener
 
     @property
     def dataset(self) -> Any:
@@ -271,71 +264,48 @@ class Loader:
             return
         with _one_at_a_time.lock:
             ranks = ranks_now()
-            if self._stream is not None and ranks != self._ranks:
+            if self.reading_service.is_running and ranks != self._ranks:
                 self.shutdown()
             self._ranks = ranks
-            check_shares(self._chain, _num_workers(self._service))
-            if self._stream is None:
-                self._copy_chain()
+            check_shares(self._chain, self._service.num_workers)
+            if not self.reading_service.is_running:
+                self._copy_service()
             if self._tuner is not None:
                 self._tuner.begin()
-            native = self._native
             start = self._clock.upcoming()
-            if native is not None:
-                self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
-                then = self._sizes
-                now = self._checkpointer.sizes()
-                if then not in (None, now):
-                    if start.number or start.offset:
-                        raise RuntimeError(
-                            f"The number of ranks has changed within an epoch: batches were counted with {then}, but "
-                            f"the sizes are now {now}. Call `torch.distributed.init_process_group` before "
-                            "`load_state_dict`, and use `deal(global_batch_size=...)`, which does not depend on the "
-                            "number of ranks."
-                        )
-                    self._clock.resume_at(start._replace(cursors=()))  # they are those of other lanes
-                self._sizes = now
-                native.base_seed = self._base_seed
+            self._checkpointer.pipes  # noqa: B018 - read before iterating changes what users' callables hold
+            then = self._sizes
+            now = self._checkpointer.sizes()
+            if then not in (None, now):
+                if start.number or start.offset:
+                    raise RuntimeError(
+                        f"The number of ranks has changed within an epoch: batches were counted with {then}, but the "
+                        f"sizes are now {now}. Call `torch.distributed.init_process_group` before `load_state_dict`, "
+                        "and use `deal(global_batch_size=...)`, which does not depend on the number of ranks."
+                    )
+                self._clock.resume_at(start._replace(cursors=()))  # they are those of other lanes
+            self._sizes = now
             self._open(start.epoch)
 
     def _open(self, epoch: int) -> None:
         """Start the reading service if it does not run, and begin an epoch; after an error, the next call begins it."""
         service = self.reading_service
-        native = self._native
-        seed = seed_of(self._base_seed, epoch)
-        seeds = Seeds(seed)
-        if native is not service:
-            seeds = call_slot("generator_of_seeds", seed) or seeds
+        service.base_seed = self._base_seed
         try:
-            if self._stream is None:
-                self._stream = service.initialize(self._datapipe)
-            reset = service.initialize_iteration(seeds)
-            self._stream = self._stream if reset is None else reset(self._stream)
-            items = iter(self._stream)
-            self._next_item = (
-                native.deliver if native is not None and native is service else functools.partial(next, items)
-            )
-            if native is None:
-                self._clock.start()
+            if not service.is_running:
+                service.initialize(Chain.of(self._chain).copy_streams())
+            service.initialize_iteration(Seeds(seed_of(self._base_seed, epoch)))
+            service.begin()
         except BaseException:
             self.shutdown()
             raise
 
-    def _copy_chain(self) -> None:
-        """Copy the chain and the reading service, for a service that starts."""
-        chain = Chain.of(self._chain).copy_streams()
-        before = self._native
+    def _copy_service(self) -> None:
+        """Copy the reading service, which starts workers."""
+        before = self.reading_service
         self.reading_service = copy.deepcopy(self._service)
-        native = self._native
-        if native is None:
-            for pipe in Chain.of(chain).pipes:
-                if isinstance(pipe, Counting):
-                    pipe.set_epoch(max(pipe.next_epoch() + self._clock.peek() - self._first_epoch, 0))
-            fix_ranks(chain)
-        elif before is not None:
-            native.clock = before.clock
-            native.counters = before.counters
-        self._datapipe = chain if native is self.reading_service else call_slot("Shipped", chain)
+        self.reading_service.clock = before.clock
+        self.reading_service.counters = before.counters
 
     def _taken(self, batches: Batches) -> Any:
         """Return the next batch for an iterator.
@@ -353,20 +323,11 @@ class Loader:
             self._begin()
         batches.interrupted_at = None
         batches.is_fresh = False
-        if self._next_item is None:
-            raise RuntimeError(
-                "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
-            )
         try:
-            if self._native is None and self._clock.is_fresh:
-                self._clock.is_fresh = False
-                compare_ranks(self._dealt_part, self._clock.latest, self._checkpointer.pipes)
-            batch = self._next_item()
+            batch = self.reading_service.deliver()
             self._tune(batches)
             return batch
         except StopIteration:
-            if self._native is None:
-                self._clock.end()
             self.reading_service.finalize_iteration()
             for pipe in Chain.of(self._chain).pipes:
                 end_epoch(pipe, in_worker=False)
@@ -374,8 +335,7 @@ class Loader:
         except KeyboardInterrupt:
             # In a notebook the last traceback holds the loader, even if the user deletes it. So the workers end with
             # the interrupt, and start again when the next batch is asked for, or the next epoch.
-            native = self._native
-            if native is not None and native.has_workers:
+            if self._service.has_workers:
                 with uninterrupted():
                     self.shutdown()
                     batches.interrupted_at = self._clock.latest
@@ -386,12 +346,11 @@ class Loader:
 
     def _tune(self, batches: Batches) -> None:
         """Let other workers make the batches that follow, if the tuner tries another setting."""
-        native = self._native
         tuner = self._tuner
-        if native is None or tuner is None or tuner.reason:
+        if tuner is None or tuner.reason:
             return
         with uninterrupted():  # the batch that has come must reach the loop
-            setting = tuner.note_batch(native.counters.wait_s)
+            setting = tuner.note_batch(self.reading_service.counters.wait_s)
             if setting is not None:
                 self.shutdown()
                 batches.interrupted_at = self._clock.latest
@@ -414,10 +373,9 @@ class Loader:
 
     def from_batch(self, number: int) -> Iterator[Any]:
         """Return an iterator over the next epoch from batch `number` on, for `loader.dataset`."""
-        native = self._native
         dealer = Chain.of(self._dealt_part).numbering_deal()
         # The numbers of batches from lanes have gaps once a lane has ended, but trainers count batches.
-        if native is None or dealer is None or dealer.has_lanes:
+        if not self._service.is_exact or dealer is None or dealer.has_lanes:
             return islice(iter(self), number, None)
         clock = self._clock
         clock.resume_at(Position(clock.latest.epoch if clock.is_fresh else clock.peek(), number))
@@ -437,9 +395,9 @@ class Loader:
         epoch = check_count("epoch", epoch, minimum=0)
         clock = self._clock
         begins = clock.latest if clock.is_fresh else clock.upcoming()
-        if epoch == begins.epoch and (clock.is_fresh or self._native is None):
+        if epoch == begins.epoch and (clock.is_fresh or not self._service.is_exact):
             return
-        if self._native is None:
+        if not self._service.is_exact:
             self.shutdown()
         clock.choose(epoch)
 
@@ -473,7 +431,7 @@ class Loader:
             ValueError: The state belongs to another chain (the error names the pipe that differs), or is damaged.
         """
         position = self._checkpointer.position_in(state_dict, strict=strict)
-        if self._native is None:
+        if not self._service.is_exact:
             if position != Position(position.epoch):
                 raise ValueError(
                     "The state lies within an epoch, but torchdata's reading services begin whole epochs only. Use "
@@ -498,8 +456,7 @@ class Loader:
         Errors in the chain are raised later, by the iteration.
         """
         self._begun()
-        if self._native is not None:
-            self._native.wait()
+        self.reading_service.wait()
 
     def stats(self) -> dict[str, float]:
         """Return what has been counted since the loader was made.
@@ -518,9 +475,9 @@ class Loader:
         Raises:
             TypeError: The reading service is not one of kdpipes'.
         """
-        native = _needed_native(self.reading_service, "stats()")
-        counters = native.counters
-        busy_s = native.counters.busy_s or float("inf")
+        service = _exact(self.reading_service, "stats()")
+        counters = service.counters
+        busy_s = counters.busy_s or float("inf")
         of_caches: Counter[str] = Counter()
         for pipe in Chain.of(self._chain).pipes:
             of_caches.update(counters_of(pipe))
@@ -531,7 +488,7 @@ class Loader:
             "samples_per_s": counters.num_samples / busy_s,
             "wait_s": counters.wait_s,
             "wait_share": min(counters.wait_s / busy_s, 1.0),
-            "queue_depth": native.queue_depth(),
+            "queue_depth": service.queue_depth(),
             "worker_deaths": counters.num_deaths,
             "skipped_samples": counters.num_skipped[False],
             "skipped_shards": counters.num_skipped[True],
@@ -557,7 +514,7 @@ class Loader:
                 upstream has replaced the samples of a stream, so that they have no keys.
             TypeError: The reading service is not one of kdpipes'.
         """
-        counters = _needed_native(self.reading_service, "receipt()").counters
+        counters = _exact(self.reading_service, "receipt()").counters
         pipes = self._checkpointer.pipes
         sizes = self._checkpointer.sizes() if self._sizes is None else self._sizes
         skips = counters.skips.values()
@@ -574,13 +531,12 @@ class Loader:
         Raises:
             ValueError: The loader was made without `profile=True`.
         """
-        native = self._native
-        if native is None or not native.is_profiled:
+        if not self.reading_service.is_profiled:
             raise ValueError(
                 "The loader was made without `profile=True`. Write `kdp.Loader(pipe, ..., profile=True)`, or profile "
                 "its chain: `kdp.profile(pipe)`."
             )
-        return measured(self._chain, native)
+        return measured(self._chain, self.reading_service)
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
@@ -589,11 +545,7 @@ class Loader:
         The latest 65,536 are kept. The entry of a shard stands for all that would have followed in it; its ordinal is
         how many samples the stream had given before.
         """
-        return (
-            [dataclasses.asdict(skip) for skip in self._native.counters.skips.values()]
-            if self._native is not None
-            else []
-        )
+        return [dataclasses.asdict(skip) for skip in self.reading_service.counters.skips.values()]
 
     def __enter__(self) -> Loader:
         return self
@@ -609,23 +561,15 @@ class Loader:
     def shutdown(self) -> None:
         """End the workers; the next iteration starts new ones."""
         with uninterrupted():
-            service = self.reading_service
-            stream = self._stream
-            self._stream = self._next_item = None
-            if stream is not None:
+            if self.reading_service.is_running:
                 self._clock.is_fresh = False
-                service.finalize_iteration()
-            # Other services cannot be ended before they have started.
-            if stream is not None or self._native is not None:
-                service.finalize()
+                self.reading_service.finalize_iteration()
+            self.reading_service.finalize()
 
     def __del__(self) -> None:
-        if uninterrupted is not None:  # at the end of the interpreter, modules may be empty
+        # At the end of the interpreter, modules may be empty.
+        if uninterrupted is not None and self.reading_service is not None:
             self.shutdown()
-
-    @property
-    def _native(self) -> ReadingService | None:
-        return _native(self.reading_service)
 
     @property
     def _dealer(self) -> Any:
@@ -652,7 +596,7 @@ def _tuner(num_workers: Any, prefetch: Any) -> Tuner | None:
     return Tuner(workers, None if prefetch is None and workers is None else ahead)
 
 
-def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -> Any:
+def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -> ReadingService:
     chosen = {name: value for name, value in given.items() if value is not None}
     if reading_service is not None and (num_workers or chosen):
         names = ", ".join(f"`{name}`" for name in ("num_workers", *given))
@@ -660,8 +604,10 @@ def _service(num_workers: int, given: Mapping[str, Any], reading_service: Any) -
     if isinstance(reading_service, type):
         hint = f"Write `{reading_service.__name__}(...)` to make one."
         raise TypeError(must_be("reading_service", "a reading service", reading_service, hint))
-    if reading_service is not None:
+    if isinstance(reading_service, ReadingService):
         return reading_service
+    if reading_service is not None:
+        return cast("ReadingService", call_slot("ForeignService", reading_service))
     if num_workers:
         return ProcessReadingService(num_workers, **chosen)
     if chosen:
@@ -682,28 +628,14 @@ def _way_in(source: Any) -> str:
     return "`kdp.from_dataset(dataset)` begins a chain." if hasattr(source, "__getitem__") else ""
 
 
-def _native(service: Any) -> ReadingService | None:
-    """Return kdpipes' service, or the one among several in sequence; None where there is none."""
-    if isinstance(service, ReadingService):
-        return service
-    nested = (_native(inner) for inner in getattr(service, "reading_services", ()))
-    return next((inner for inner in nested if inner is not None), None)
-
-
-def _needed_native(service: Any, what: str) -> ReadingService:
-    native = _native(service)
-    if native is None:
+def _exact(service: ReadingService, what: str) -> ReadingService:
+    """Return a service that knows which batches were delivered; raise TypeError for one of another library."""
+    if not service.is_exact:
         raise TypeError(
             f"`{what}` needs one of kdpipes' reading services: `num_workers=...`, or "
             "`reading_service=kdp.ThreadReadingService(...)`."
         )
-    return native
-
-
-def _num_workers(service: Any) -> int:
-    """Return the number of workers of a reading service, or of the largest of several in sequence."""
-    nested = [_num_workers(inner) for inner in getattr(service, "reading_services", ())]
-    return max([getattr(service, "num_workers", 0), *nested])
+    return service
 
 
 def check_shares(pipe: Any, num_workers: int) -> None:

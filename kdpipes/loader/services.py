@@ -44,6 +44,9 @@ else:
     _Interface = object  # torchdata is registered when it is used; Python 3.13 and later have none
 
 
+ENDED = "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
+
+
 class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no types for mypy
     """The base of kdpipes' reading services: the same order for any number and kind of workers, and a state.
 
@@ -54,6 +57,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
     prefetch = 1
     timeout_s: float | None = None
     has_workers = True
+    is_exact = True  # whether it knows which batches were delivered, so that states lie within epochs
     is_profiled = False  # whether workers measure their pipes
 
     def __init__(self) -> None:
@@ -103,7 +107,7 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
     def initialize(self, datapipe: Any) -> Any:
         """Called by DataLoader2 once: start the workers."""
         call_slot("introduce_to_torchdata", ReadingService)
-        ends, chain = main_part(call_slot("unshipped", datapipe), has_workers=self.has_workers)
+        ends, chain = main_part(datapipe, has_workers=self.has_workers)
         if any(is_of_torchdata(pipe, "ShardingRoundRobinDispatcher") for pipe in Chain.of(chain).pipes):
             raise ChainError(
                 "`.sharding_round_robin_dispatch()` needs torchdata's MultiProcessingReadingService. `.deal()` gives "
@@ -181,6 +185,11 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
                 worker.is_torn = True
             raise
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the service has been initialized, and not finalized since."""
+        return bool(self._workers)
+
     def queue_depth(self) -> int:
         """Return the number of items that the main process has received but not yet delivered."""
         return sum(len(worker.messages) for worker in self._workers) + len(self.clock.ahead)
@@ -205,10 +214,8 @@ class ReadingService(_Interface):  # type: ignore[misc]  # torchdata carries no 
         """Return the next item of the pipes in the main process, and record the position after it."""
         clock = self.clock
         counters = self.counters
-        if not self._workers:
-            raise RuntimeError(
-                "The workers of this iterator have been ended. Begin a new epoch: `for batch in loader`."
-            )
+        if not self.is_running:
+            raise RuntimeError(ENDED)
         if self._ranks is not None:
             check_ranks(self._ranks, ranks_now())
         if clock.is_fresh:

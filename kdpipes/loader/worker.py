@@ -26,23 +26,23 @@ class Seeds:
     """The seeds of the stock pipes of one worker, with the methods of torchdata's `SeedGenerator`."""
 
     def __init__(self, seed: int, worker: int = 0) -> None:
-        self._seed = seed
+        self.seed = seed
         self._worker = worker
         self._num_shared = self._num_own = 0
 
     def generate_shared_seed(self) -> int:
         """Return the next seed shared by all workers."""
         self._num_shared += 1
-        return _seed_from(self._seed, "shared", self._num_shared)
+        return _seed_from(self.seed, "shared", self._num_shared)
 
     def generate_seed(self) -> int:
         """Return the next seed of this worker."""
         self._num_own += 1
-        return _seed_from(self._seed, "worker", self._worker, self._num_own)
+        return _seed_from(self.seed, "worker", self._worker, self._num_own)
 
     def spawn(self, worker: int) -> Seeds:
         """Return the seeds of a worker."""
-        return Seeds(self._seed, worker)
+        return Seeds(self.seed, worker)
 
 
 def seed_of(base_seed: int, epoch: int) -> int:

@@ -28,9 +28,8 @@ SERVICES: dict[str, Callable[[], Any]] = {
     "torchdata's process": lambda: MultiProcessingReadingService(2),
     "torchdata's in process": InProcessReadingService,
     "torchdata's sequence of its own": lambda: SequentialReadingService(InProcessReadingService()),
-    "torchdata's sequence of kdpipes'": lambda: SequentialReadingService(kdp.ThreadReadingService(2)),
 }
-OWN = ["process", "thread", "torchdata's sequence of kdpipes'"]
+OWN = ["process", "thread"]
 
 
 def dealt() -> Any:
@@ -163,7 +162,25 @@ def test_a_loader_uses_the_interface_of_a_reading_service() -> None:
     assert [read(loader), read(loader)] == epochs(2)
     loader.close()
     epoch = ["initialize_iteration", "finalize_iteration"]
-    assert loader.reading_service.calls == ["initialize", *epoch, *epoch, "finalize_iteration", "finalize"]
+    assert loader.reading_service.service.calls == ["initialize", *epoch, *epoch, "finalize_iteration", "finalize"]
+
+
+def test_a_loader_rejects_a_sequence_with_a_service_of_kdpipes() -> None:
+    sequence = SequentialReadingService(kdp.ThreadReadingService(2))
+    with pytest.raises(TypeError) as error:
+        kdp.Loader(dealt(), reading_service=sequence)
+    assert "Pass the ThreadReadingService without SequentialReadingService" in str(error.value)
+
+
+def test_an_iterator_of_another_service_ends_with_its_loader() -> None:
+    loader = kdp.Loader(dealt(), reading_service=OtherService())
+    batches = iter(loader)
+    next(batches)
+    loader.shutdown()
+    with pytest.raises(RuntimeError) as error:
+        next(batches)
+    assert "workers of this iterator have been ended" in str(error.value)
+    assert read(loader) == epochs(2)[1]
 
 
 def test_the_loader_itself_imports_nothing_of_dataloader2() -> None:
@@ -267,7 +284,7 @@ def test_a_state_of_dataloader2_without_an_epoch_is_a_warning(make: Any) -> None
     again.shutdown()
 
 
-@pytest.mark.parametrize("service", OWN[:2])
+@pytest.mark.parametrize("service", OWN)
 def test_a_state_of_dataloader2_with_kdpipes_services_is_exact(service: str) -> None:
     loader = DataLoader2(dealt(), reading_service=SERVICES[service]())
     list(loader)
