@@ -208,7 +208,7 @@ def letters() -> kdp.MapPipe:
 @pytest.fixture
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without waits."""
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import kdpipes as kdp
 from kdpipes.core.call_text import shown_value
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.demo import write_photo_shards
-from kdpipes.storage.columns import check_columns
+from kdpipes.storage.decoding import check_columns
 from kdpipes.storage.urls import expand_urls
 
 

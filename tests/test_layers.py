@@ -27,7 +27,7 @@ STILL: dict[str, tuple[int, int, int]] = {
     "sources/from_webdataset.py": (0, 0, 3),
     "storage/codec.py": (0, 1, 0),
     "storage/filesystems.py": (0, 0, 7),
-    "storage/retries.py": (0, 2, 0),
+    "storage/access.py": (0, 2, 0),
     "work/adapters.py": (0, 8, 1),
 }
 

@@ -32,7 +32,7 @@ SIGNED = "X-Amz-Signature=1FA9B3&X-Amz-Expires=60&X-Amz-Credential=1FA9B3"
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A server of two shards that takes signed requests alone; the local cache lies in `tmp_path`."""
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "local"))
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     with serving() as has:
         has.files = {f"/birds-{n}.tar": tar("ab"[n]) for n in range(2)}
         has.headers["ETag"] = '"1"'

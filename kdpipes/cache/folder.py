@@ -16,12 +16,11 @@ from typing import Any, Literal, TypeVar
 
 from kdpipes.cache.store import claim_by
 from kdpipes.core.errors import DataError, must_be
-from kdpipes.storage.access import Access, using
+from kdpipes.storage.access import Access, retried, using
 from kdpipes.storage.codec import FORMAT
 from kdpipes.storage.files import CAN_HOLD, create_file, create_url, locked, read_url, replace_file, write_all
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.object_store import remote_reader
-from kdpipes.storage.retries import retried
 from kdpipes.storage.urls import is_local, join_url
 
 Layout = Literal["lmdb", "files"]

@@ -24,7 +24,7 @@ from kdpipes.cache.shared_folder import SharedFolder, free_bytes
 from kdpipes.cache.store import CacheStore, bound_to
 from kdpipes.core.errors import DataError, check_count, check_flag, must_be
 from kdpipes.core.processes import at_fork
-from kdpipes.storage.memory import map_file
+from kdpipes.storage.readers import map_file
 from kdpipes.storage.urls import is_local
 
 _LEAST_BYTES = 1 << 16

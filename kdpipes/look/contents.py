@@ -22,13 +22,12 @@ from kdpipes.look.rendering import class_name, table_lines
 from kdpipes.plan.class_counts import class_counts
 from kdpipes.sources.image_folder import ImageFolderMapDataPipe
 from kdpipes.storage.catalog import ShardSeen, survey_shards
-from kdpipes.storage.decoding import decode_member
+from kdpipes.storage.decoding import decode_member, image_suffixes
 from kdpipes.storage.files import forget_listings, list_files, list_versions, matching_urls, version_of
-from kdpipes.storage.images import image_suffixes
-from kdpipes.storage.memory import read_span
+from kdpipes.storage.index_home import Seen, class_names_of, notes_beside, notes_places
+from kdpipes.storage.readers import read_span
 from kdpipes.storage.records import HEADER, Header, finished_index, part_name, read_header
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.storage.shard_notes import Seen, class_names_of, notes_beside, notes_places
 from kdpipes.storage.urls import TAR_SUFFIX, expand_urls, is_local, join_url, relative_names
 
 _TAR = re.compile(f"{TAR_SUFFIX}$", re.I)

@@ -17,12 +17,10 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger
 from kdpipes.core.order import WINDOW, Order
 from kdpipes.core.processes import forget_after_fork
-from kdpipes.storage.access import Access, using
+from kdpipes.storage.access import NUM_TRIES, Access, using
 from kdpipes.storage.files import crc32
-from kdpipes.storage.memory import read_span
-from kdpipes.storage.readers import Version
+from kdpipes.storage.readers import Version, read_span
 from kdpipes.storage.remote import RangeReader, Span, read_range
-from kdpipes.storage.retries import NUM_TRIES
 from kdpipes.storage.shard_cache import AT_ONCE, Shard, ShardCache
 from kdpipes.storage.shard_index import UNCHECKED, Catalog, Places
 from kdpipes.storage.urls import is_local

@@ -23,9 +23,9 @@ from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.core.traits import Traits
 from kdpipes.sources._file_reader import FileReader
 from kdpipes.storage.access import Access, using
+from kdpipes.storage.decoding import image_suffixes
 from kdpipes.storage.files import file_stamp, is_hidden, list_files, list_versions
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.images import image_suffixes
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
 _NUM_NAMED = 3  # maximum number of files or folders named in a warning

@@ -11,7 +11,7 @@ from kdpipes.core.errors import check_flag
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import in_order, index_again
-from kdpipes.storage.columns import check_columns
+from kdpipes.storage.decoding import check_columns
 from kdpipes.storage.files import forget_listings, matching_urls
 from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.index_home import forget_joined, write_data_set_indexes

@@ -20,7 +20,7 @@ from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.shared import Shared
 from kdpipes.storage.codec import checksum_of, decode
-from kdpipes.storage.memory import MappedFiles
+from kdpipes.storage.readers import MappedFiles
 from kdpipes.storage.records import Records, read_records
 from kdpipes.storage.shard_index import Places, by_gaps
 from kdpipes.storage.urls import local_folder

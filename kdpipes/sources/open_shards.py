@@ -33,14 +33,12 @@ from kdpipes.core.traits import Traits
 from kdpipes.sources._member_reader import Fetch, MemberReader
 from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import open_catalog
-from kdpipes.storage.columns import missing_in, values_of
-from kdpipes.storage.decoding import decode_member
+from kdpipes.storage.decoding import decode_member, missing_in, values_of
 from kdpipes.storage.files import forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.index_home import find_index
+from kdpipes.storage.index_home import Seen, find_index, names_beside
 from kdpipes.storage.shard_cache import ShardCache
 from kdpipes.storage.shard_index import Catalog, Places, by_gaps
-from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 

@@ -26,15 +26,13 @@ from kdpipes.core.labels import number_fields
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import Shared
-from kdpipes.storage.access import DEFAULT_S, Access, using
+from kdpipes.storage.access import DEFAULT_S, NUM_TRIES, Access, using
 from kdpipes.storage.catalog import IndexRecorder
 from kdpipes.storage.decoding import decode_member
 from kdpipes.storage.files import crc32, file_stamp, forget_listings, matching_urls, version_of
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.index_home import current_index
+from kdpipes.storage.index_home import Seen, current_index, names_beside
 from kdpipes.storage.remote import RemoteStream, Span, StreamsAhead, read_range
-from kdpipes.storage.retries import NUM_TRIES
-from kdpipes.storage.shard_notes import Seen, names_beside
 from kdpipes.storage.tar import MAX_MEMBER_BYTES, DottedKeys, Group, Member, compression_of, is_compressed, read_members
 from kdpipes.storage.urls import expand_urls, identity_of, is_local, relative_names
 

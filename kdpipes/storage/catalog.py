@@ -14,7 +14,8 @@ from typing import Literal, TypeVar
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import logger
 from kdpipes.core.progress import shown_if_slow
-from kdpipes.storage.columns import Column, ColumnBuilder
+from kdpipes.storage.access import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
+from kdpipes.storage.decoding import Column, ColumnBuilder
 from kdpipes.storage.files import crc32, version_of
 from kdpipes.storage.index_home import (
     IndexState,
@@ -30,7 +31,6 @@ from kdpipes.storage.index_home import (
 from kdpipes.storage.jobs import in_parallel
 from kdpipes.storage.readers import Version, md5_of
 from kdpipes.storage.remote import RangeReader, Span
-from kdpipes.storage.retries import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.shard_index import Catalog, IndexBuilder, ShardIndex
 from kdpipes.storage.tar import Group, add_sample, ends_early, index_shard, is_compressed, read_members
 from kdpipes.storage.urls import is_local

@@ -1,4 +1,8 @@
-"""Decode members by their extension: numbers, texts, JSON, arrays and tensors. No code in members is executed."""
+"""Decode members by their extension, open images, and collect columns of members for indexes.
+
+Members are numbers, texts, JSON, arrays, tensors and images. No code in them is executed. A column holds one number,
+boolean, string or null per sample.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,24 @@ import io
 import json
 import math
 import re
+import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeAlias
 
+import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from kdpipes.core import pickling
+from kdpipes.core.entries import entry_of, field_of
+from kdpipes.core.errors import DataError, FieldError, is_sequence
+from kdpipes.core.map_pipe import as_column
+from kdpipes.core.shared import PackedStrings
 
 NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 TEXTS = frozenset({"txt", "text", "transcript"})
@@ -23,6 +37,28 @@ MARKUP = frozenset({"html", "htm"})
 INTEGER = re.compile(r"-?[0-9]+")
 _LEAST_TENSORS = 1 << 24  # tensors may always have this many bytes, however small their file
 _UNBOUNDED = re.compile(rb"\n(bytearray|encode)\n")  # functions that pickles may call under `weights_only`
+
+
+MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "<missing>"})()
+# An array if all values are numbers of one type; otherwise the values in JSON, with an empty text for a missing one.
+Column: TypeAlias = NDArray[Any] | PackedStrings
+# The formats of Pillow that are read, the most frequent ones first. EPS is excluded because Pillow runs it as a program
+# in Ghostscript, WMF, BUFR, GRIB, HDF5 and MPEG because they have no decoder, and the others because they are too rare
+# to accept in untrusted data.
+_FORMATS = (
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000"),
+    *("DDS", "DIB", "ICO", "PCX", "QOI", "SGI", "SUN", "TGA"),
+)
+_SETTINGS = (
+    ("PIL.Image", "MAX_IMAGE_PIXELS"),
+    ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"),
+    ("PIL.ImageFile", "MAXBLOCK"),
+    ("PIL.GifImagePlugin", "LOADING_STRATEGY"),
+    ("PIL.PngImagePlugin", "MAX_TEXT_CHUNK"),
+    ("PIL.PngImagePlugin", "MAX_TEXT_MEMORY"),
+    ("PIL.TiffImagePlugin", "READ_LIBTIFF"),
+)
+_PROGRAMS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # marks of PostScript: plain, and in an EPS with a preview
 
 
 def decode_member(field: str, content: bytes, *, decode: bool = True) -> Any:
@@ -127,3 +163,182 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             waiting.extend(part.values())
         elif isinstance(part, list | tuple | set):
             waiting.extend(part)
+
+
+def column_of(values: Sequence[Any]) -> Column:
+    """Return the column of the given values, where `MISSING` marks a missing value."""
+    kinds = set(map(type, values))
+    if kinds in ({int}, {float}, {bool}):
+        return np.array(values, dtype={int: np.int64, float: np.float64, bool: np.bool_}[kinds.pop()])
+    return PackedStrings(["" if value is MISSING else json.dumps(value) for value in values])
+
+
+def joined_column(parts: Sequence[Column]) -> Column:
+    """Return the values of several columns, concatenated."""
+    parts = [part for part in parts if len(part)] or parts[:1]
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts) and len({part.dtype for part in arrays}) == 1:
+        return np.concatenate(arrays)
+    texts = (
+        PackedStrings(list(map(json.dumps, part.tolist()))) if isinstance(part, np.ndarray) else part for part in parts
+    )
+    return PackedStrings.joined(list(texts))
+
+
+def missing_in(column: Column) -> NDArray[np.intp]:
+    """Return the positions of the samples without the value."""
+    ends = np.arange(1, len(column) + 1) if isinstance(column, np.ndarray) else column.arrays()[0]
+    return np.flatnonzero(np.diff(ends, prepend=0) == 0)
+
+
+def values_of(column: Column) -> NDArray[Any]:
+    """Return the values in the form of `as_column`, with None for missing ones."""
+    if isinstance(column, np.ndarray) and len(column):
+        return column
+    return as_column([json.loads(text) if text else None for text in column])
+
+
+class ColumnBuilder:
+    """Collects the columns of one shard, sample by sample.
+
+    Args:
+        url: The URL of the shard, for errors.
+        names: The names of the columns: fields, "cls", or entries of fields, "json.width".
+    """
+
+    def __init__(self, url: str, names: Iterable[str]) -> None:
+        self._url = url
+        self._values: dict[str, list[Any]] = {name: [] for name in names}
+        self._there: set[str] = set()  # entries to suggest for a column that no sample has
+
+    def needs(self, field: str) -> bool:
+        """Return whether the content of a field is needed."""
+        return any(name == field or name.startswith(f"{field}.") for name in self._values)
+
+    def add(self, key: str, contents: Mapping[str, bytes], number: int | None = None) -> None:
+        """Add a sample, or members of an earlier one, given the contents of the members by field.
+
+        Fields that are not needed may be missing. `number` is the number of the sample; None adds a new one.
+
+        Raises:
+            DataError: A member cannot be decoded, or a value cannot be stored.
+        """
+        decoded: dict[str, Any] = {}
+        for name, values in self._values.items():
+            field = name if name in contents else field_of(name, contents)
+            try:
+                if field is not None and field not in decoded:
+                    decoded[field] = decode_member(field, contents[field])
+                value = MISSING if field is None else self._entry(decoded[field], name, field)
+                if value is not MISSING and type(value) not in (type(None), bool, int, float, str):
+                    raise ValueError(f"it is a {type(value).__name__}")
+                if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+                    raise ValueError("the integer does not fit into 64 bits")
+                if type(value) is str:
+                    value.encode()  # raises UnicodeEncodeError, a ValueError, for lone surrogates
+            except ValueError as error:
+                raise DataError(
+                    f"Column {name!r} of sample {key!r} in {self._url!r} cannot be kept in the index: {error}. Columns "
+                    "hold numbers, booleans, texts and null."
+                ) from error
+            if number is None or number == len(values):
+                values.append(value)
+            elif value is not MISSING:
+                values[number] = value
+
+    def _entry(self, value: Any, name: str, field: str) -> Any:
+        if name == field:
+            return value
+        try:
+            return entry_of(value, name[len(field) + 1 :], name)
+        except (DataError, FieldError):
+            if isinstance(value, dict):
+                self._there.update(f"{field}.{entry}" for entry in value)
+            return MISSING
+
+    def columns(self) -> dict[str, Column]:
+        """Return the columns.
+
+        Raises:
+            FieldError: No sample has a value of a column.
+        """
+        for name, values in self._values.items():
+            if values and all(value is MISSING for value in values):
+                hint = f" It has {', '.join(map(repr, sorted(self._there)[:20]))}." if self._there else ""
+                raise FieldError(f"No sample of shard {self._url!r} has a value for the column {name!r}.{hint}")
+        return {name: column_of(values) for name, values in self._values.items()}
+
+
+def check_columns(columns: Any) -> tuple[str, ...]:
+    """Return the column names without duplicates.
+
+    Raises:
+        TypeError: They are not names.
+    """
+    names = columns.split(",") if isinstance(columns, str) else columns
+    if not is_sequence(names) or not all(isinstance(name, str) and name.strip(". ") for name in names):
+        raise TypeError(
+            f'`columns` must be the names of columns, like "json.label,json.width" or a list, but is {columns!r} '
+            "instead."
+        )
+    return tuple(dict.fromkeys(name.strip() for name in names))
+
+
+def open_image(content: bytes | bytearray | memoryview) -> Image.Image:
+    """Open an image of a format that contains only pixels, or that a plugin outside of Pillow has registered.
+
+    Raises:
+        UnidentifiedImageError: The content is not such an image.
+    """
+    Image.preinit()
+    try:
+        return Image.open(io.BytesIO(content), formats=_formats(len(Image.OPEN)))
+    except UnidentifiedImageError as error:
+        if bytes(content[:4]) in _PROGRAMS:
+            raise UnidentifiedImageError("it is PostScript, a program, which is not run; convert it to PNG") from error
+        if not Image.init():  # False: all plugins, also those for rare formats, are already loaded
+            raise
+        return Image.open(io.BytesIO(content), formats=_formats(len(Image.OPEN)))
+
+
+def image_suffixes() -> tuple[str, ...]:
+    """Return the suffixes of the formats that `open_image` reads, in lower case: ".jpg", ".png", ..."""
+    Image.init()
+    formats = {*_formats(len(Image.OPEN)), "MPO"}  # the JPEG reader opens MPO
+    return tuple(suffix for suffix, name in Image.registered_extensions().items() if name in formats)
+
+
+def dumps_with_pillow(value: Any) -> bytes:
+    """Return a pickle of a value for a new process, along with this process's Pillow settings and plugins."""
+    plugins = [(name, *Image.OPEN[name]) for name in Image.OPEN if not _is_pillows(name)]
+    names = {name for name, *_ in plugins}
+    suffixes = [(name, suffix) for suffix, name in Image.EXTENSION.items() if name in names]
+    settings = [
+        (module, name, getattr(sys.modules[module], name)) for module, name in _SETTINGS if module in sys.modules
+    ]
+    return pickling.dumps((settings, plugins, suffixes, value))
+
+
+def loads_with_pillow(content: bytes) -> Any:
+    """Return the value pickled by `dumps_with_pillow`, and restore the Pillow settings of the sending process."""
+    settings, plugins, suffixes, value = cloudpickle.loads(content)
+    for module, name, setting in settings:
+        setattr(import_module(module), name, setting)
+    if plugins:
+        Image.init()  # called later, it would replace plugins for formats of its own
+    for plugin in plugins:
+        Image.register_open(*plugin)
+    for name, suffix in suffixes:
+        Image.register_extension(name, suffix)
+    return value
+
+
+@lru_cache(maxsize=1)
+def _formats(num_registered: int) -> list[str]:
+    others = [name for name in Image.OPEN if name not in _FORMATS and not _is_pillows(name)]
+    return [name for name in _FORMATS if name in Image.OPEN] + others
+
+
+def _is_pillows(name: str) -> bool:
+    factory, _ = Image.OPEN[name]
+    return getattr(factory, "__module__", "").startswith("PIL.")

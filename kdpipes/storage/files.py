@@ -23,14 +23,10 @@ from filelock import FileLock, Timeout
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import at_fork
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import Threads
-from kdpipes.storage.filesystems import ask, filesystem_of, not_installed, parent_of
-from kdpipes.storage.memory import LocalReader
-from kdpipes.storage.object_store import remote_reader
-from kdpipes.storage.readers import MAX_BYTES, Content, Reader, Stat, Version, Wanted, stat_in
-from kdpipes.storage.retries import (
+from kdpipes.storage.access import (
     NUM_TRIES,
     SilenceError,
+    Threads,
     TooLargeError,
     WrongResponseError,
     hedged,
@@ -40,6 +36,9 @@ from kdpipes.storage.retries import (
     retried,
     what_went_wrong,
 )
+from kdpipes.storage.filesystems import ask, filesystem_of, not_installed, parent_of
+from kdpipes.storage.object_store import remote_reader
+from kdpipes.storage.readers import MAX_BYTES, Content, LocalReader, Reader, Stat, Version, Wanted, stat_in
 from kdpipes.storage.urls import identity_of, is_local, join_url
 
 # Use zlib-ng if it is installed (extra `fast`): it takes 2 instead of 25 us for a JPEG of 107 KB.

@@ -26,9 +26,8 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import must_be
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import current_access
+from kdpipes.storage.access import PrivateHostError, WrongResponseError, current_access, in_time, on_loop
 from kdpipes.storage.readers import WHOLE, Response, Stat, Wanted, stat_in
-from kdpipes.storage.retries import PrivateHostError, WrongResponseError, in_time, on_loop
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
 _MANY = 4_096  # maximum number of remembered URLs

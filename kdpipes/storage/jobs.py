@@ -35,7 +35,7 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.shared import sharing
 from kdpipes.core.tracebacks import traceback_text
 from kdpipes.storage.access import Threads
-from kdpipes.storage.images import dumps_with_pillow, loads_with_pillow
+from kdpipes.storage.decoding import dumps_with_pillow, loads_with_pillow
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

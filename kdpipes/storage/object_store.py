@@ -24,10 +24,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from kdpipes.core.processes import ForkLock
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import current_access
+from kdpipes.storage.access import NoRangesError, SilenceError, current_access
 from kdpipes.storage.filesystems import FsspecReader
 from kdpipes.storage.readers import WHOLE, Response, Stat, Wanted, stat_in
-from kdpipes.storage.retries import NoRangesError, SilenceError
 
 _WITHOUT_EFFECT = {  # options without effect on reads through obstore
     *("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "loop", "asynchronous"),

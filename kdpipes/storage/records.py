@@ -24,8 +24,7 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.codec import FORMAT, checksum_of, encode, in_batches
-from kdpipes.storage.memory import map_file
-from kdpipes.storage.readers import Version
+from kdpipes.storage.readers import Version, map_file
 from kdpipes.storage.shard_index import Catalog, Fields, IndexBuilder, MemberRow, Places, ShardIndex
 
 HEADER = "records.json"

@@ -19,12 +19,22 @@ from typing import Any, NamedTuple
 
 from kdpipes.core.errors import DataError, as_cause
 from kdpipes.core.processes import forget_after_fork
-from kdpipes.storage.access import Threads, current_access, using
+from kdpipes.storage.access import (
+    NUM_SILENT,
+    NoRangesError,
+    SilenceError,
+    Threads,
+    current_access,
+    hedged,
+    in_time,
+    retried,
+    using,
+    what_went_wrong,
+)
 from kdpipes.storage.files import ReplacedError, naming, reader_of, reject_other, stat_of
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.object_store import remote_reader
 from kdpipes.storage.readers import Content, Stat, Version, Wanted, is_other
-from kdpipes.storage.retries import NUM_SILENT, NoRangesError, SilenceError, hedged, in_time, retried, what_went_wrong
 from kdpipes.storage.urls import is_local
 
 _FIRST_CHUNK = 1 << 20

@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.shared import PackedStrings
-from kdpipes.storage.columns import Column, joined_column
+from kdpipes.storage.decoding import Column, joined_column
 from kdpipes.storage.files import crc32
-from kdpipes.storage.memory import map_file
-from kdpipes.storage.readers import Version
+from kdpipes.storage.readers import Version, map_file
 
 UNCHECKED = -1  # placeholder for a checksum that was not computed
 _MAGIC = b"kdpindex"

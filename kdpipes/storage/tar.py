@@ -18,13 +18,11 @@ from fsspec.compression import compr
 
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import warn
-from kdpipes.storage.columns import ColumnBuilder
-from kdpipes.storage.decoding import INTEGER, NUMBERS
+from kdpipes.storage.access import NoRangesError
+from kdpipes.storage.decoding import INTEGER, NUMBERS, ColumnBuilder
 from kdpipes.storage.files import crc32, naming, read_url
-from kdpipes.storage.memory import LocalReader, read_span
-from kdpipes.storage.readers import Version
+from kdpipes.storage.readers import LocalReader, Version, read_span
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream, Span, read_range
-from kdpipes.storage.retries import NoRangesError
 from kdpipes.storage.shard_index import IndexBuilder, MemberRow, Places, ShardIndex
 from kdpipes.storage.tar_headers import (
     LONGEST_END,

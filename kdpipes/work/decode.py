@@ -24,8 +24,8 @@ from kdpipes.core.sample import Block, Sample
 from kdpipes.core.sample_pipe import work_pipe
 from kdpipes.core.traits import Traits
 from kdpipes.storage.codec import register_type
+from kdpipes.storage.decoding import open_image
 from kdpipes.storage.files import read_url
-from kdpipes.storage.images import open_image
 from kdpipes.storage.urls import is_local
 from kdpipes.work.jpeg import BACKENDS, Backend, Box, OpenedJpeg, UnfitError, decoder, made_smaller
 

@@ -30,15 +30,13 @@ from fsspec.spec import AbstractBufferedFile
 from kdpipes.core.errors import DataError, as_cause, check_count, must_be
 from kdpipes.core.progress import bytes_if_slow
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import Access, current_access, using
+from kdpipes.storage.access import Access, current_access, is_missing, retried, using, what_went_wrong
 from kdpipes.storage.files import draft_of, locked, naming
 from kdpipes.storage.filesystems import filesystem_of
 from kdpipes.storage.jobs import in_parallel
-from kdpipes.storage.memory import LocalReader
 from kdpipes.storage.object_store import remote_reader
-from kdpipes.storage.readers import Wanted, stat_in
+from kdpipes.storage.readers import LocalReader, Wanted, stat_in
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream
-from kdpipes.storage.retries import is_missing, retried, what_went_wrong
 from kdpipes.storage.urls import check_roots, identity_of, is_local, join_url, split_chain
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -24,8 +24,7 @@ from kdpipes.core.messages import logger
 from kdpipes.core.operation import position_of
 from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked
-from kdpipes.storage.decoding import JSON, MARKUP, NUMBERS, TENSORS, TEXTS, decode_array
-from kdpipes.storage.images import open_image
+from kdpipes.storage.decoding import JSON, MARKUP, NUMBERS, TENSORS, TEXTS, decode_array, open_image
 from kdpipes.storage.shard_index import IndexBuilder
 from kdpipes.storage.tar import Group, Member, add_sample
 

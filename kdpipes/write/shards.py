@@ -40,15 +40,13 @@ from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
-from kdpipes.storage.access import Access, using
+from kdpipes.storage.access import NUM_TRIES, Access, retried, using
 from kdpipes.storage.catalog import index_beside
 from kdpipes.storage.files import create_url, list_folder, locked, read_url, version_of, write_url
 from kdpipes.storage.filesystems import filesystem_of, parent_of
-from kdpipes.storage.index_home import index_url
+from kdpipes.storage.index_home import SavedNotes, index_url
 from kdpipes.storage.jobs import check_workers, in_parallel, run_jobs
-from kdpipes.storage.retries import NUM_TRIES, retried
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.storage.shard_notes import SavedNotes
 from kdpipes.storage.urls import folder_of, is_local, split_chain
 from kdpipes.write.copy import FULL, disk_full_error, write_whole
 from kdpipes.write.members import (

@@ -15,7 +15,7 @@ from webdataset import TarWriter
 
 import kdpipes as kdp
 from kdpipes.cli import main
-from kdpipes.storage.columns import values_of
+from kdpipes.storage.decoding import values_of
 from kdpipes.storage.shard_index import ShardIndex
 from tests.proxy import Proxy, counted_s3
 

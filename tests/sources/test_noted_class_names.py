@@ -12,7 +12,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core.fingerprint import fingerprint
-from kdpipes.storage.shard_notes import notes_places
+from kdpipes.storage.index_home import notes_places
 from tests.faulty_storage import faulty_storage
 
 NAMES = ("heron", "stork", "gull")

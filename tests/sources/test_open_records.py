@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import kdpipes as kdp
-from kdpipes.storage import memory
+from kdpipes.storage import readers
 from kdpipes.write import copy_to_local
 
 NUMBER = 24
@@ -73,7 +73,7 @@ def test_labels_keys_and_plans_need_no_part_to_be_read(birds: Path, monkeypatch:
     def reject(*args: Any) -> Any:
         raise AssertionError("a part has been opened")
 
-    monkeypatch.setattr(memory, "_Map", reject)
+    monkeypatch.setattr(readers, "_Map", reject)
     for path in birds.glob("*.mdb"):
         size = path.stat().st_size
         path.write_bytes(b"")
@@ -303,7 +303,7 @@ def test_nothing_stays_open_after_a_pipe_and_few_parts_at_once(birds: Path, monk
     assert descriptors() == before + 3, "copies share the maps"
     del copies, records
     assert descriptors() == before
-    monkeypatch.setattr(memory, "_KEPT", 1)
+    monkeypatch.setattr(readers, "_KEPT", 1)
     records = kdp.open_records(birds)
     assert [int(sample["x"][0, 0, 0]) for sample in records] == numbers(birds)
     assert descriptors() == before + 1
@@ -344,7 +344,7 @@ def test_parts_that_were_read_leave_the_memory(tmp_path: Path, monkeypatch: pyte
     expected = [int(sample.key) for sample in records]
     everything = [sample["x"] for sample in records]
     assert resident_bytes(tmp_path) >= 128 << 18, "below the limit nothing is released"
-    monkeypatch.setattr(memory, "_RESIDENT", 1 << 20)
+    monkeypatch.setattr(readers, "_RESIDENT", 1 << 20)
     for sample in records:
         assert sample["x"].any() == (int(sample.key) > 0)
         assert resident_bytes(tmp_path) <= 8 << 20, "with what the system reads ahead"

@@ -142,7 +142,7 @@ FAULTS = [Fault(kind, after=2 * place, times=1, on="range") for place, kind in e
 def test_streams_outlast_what_passes(
     write: Callable[..., Path], num_workers: int, suffix: str, errors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     monkeypatch.setattr(remote, "_FIRST_CHUNK", 1 << 12)
     monkeypatch.setattr(remote, "_LARGEST_CHUNK", 1 << 12)
     paths = [write(ROWS[:2], f"a-0.{suffix}"), write(ROWS[2:], f"a-1.{suffix}")]
@@ -162,7 +162,7 @@ def test_streams_outlast_what_passes(
 def test_a_shard_that_cannot_be_reached_names_the_member(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     monkeypatch.setattr(remote, "_FIRST_CHUNK", 1 << 14)
     monkeypatch.setattr(remote, "_NUM_AHEAD", 1)
     path = write(ROWS, "a.tar")

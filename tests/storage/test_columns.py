@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.shared import PackedStrings
-from kdpipes.storage.columns import MISSING, ColumnBuilder, check_columns, column_of, missing_in, values_of
+from kdpipes.storage.decoding import MISSING, ColumnBuilder, check_columns, column_of, missing_in, values_of
 from kdpipes.storage.readers import Version
 from kdpipes.storage.shard_index import Catalog, Places, ShardIndex
 

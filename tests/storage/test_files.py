@@ -112,7 +112,7 @@ def test_a_file_system_that_is_not_installed_is_named(monkeypatch: pytest.Monkey
 
 
 def test_errors_of_any_class_name_what_was_read(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     with faulty_storage(folder, faults=[Fault("reset")], errors="s3fs"):
         for read in (read_url, lambda url: list_files(url, (".jpg",))):
             with pytest.raises(DataError, match=r"^'faulty://heron' cannot be read: Could not connect"):

@@ -10,10 +10,10 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.storage import filesystems
+from kdpipes.storage.access import PrivateHostError
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.filesystems import check_hosts
 from kdpipes.storage.remote import Span, read_range
-from kdpipes.storage.retries import PrivateHostError
 from kdpipes.write import copy_to_local
 from kdpipes.write.localize import FileLocalizer
 from tests.http_server import Served, serving, tar

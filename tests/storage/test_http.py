@@ -16,9 +16,9 @@ from botocore.exceptions import ClientError, NoCredentialsError
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.storage import remote
+from kdpipes.storage.access import is_rejected, retried, what_went_wrong
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.remote import RemoteStream, Span, read_range
-from kdpipes.storage.retries import is_rejected, retried, what_went_wrong
 from tests.http_server import Served, serving, tar
 
 DATES = ["Wed, 01 Jul 2026 10:00:00 GMT", "Thu, 02 Jul 2026 10:00:00 GMT"]
@@ -139,7 +139,7 @@ def test_a_rejected_port_and_a_bad_certificate_are_named(served: Served, no_wait
 def test_storage_that_is_asked_again_is_logged_now_and_then(
     no_waits: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._warned_at", -math.inf)
+    monkeypatch.setattr("kdpipes.storage.access._warned_at", -math.inf)
     responses = iter([OSError("http://ada:pw@host/a?sig=1 reset"), OSError("again"), OSError("again"), "bytes"] * 3)
 
     def ask() -> Any:
@@ -148,7 +148,7 @@ def test_storage_that_is_asked_again_is_logged_now_and_then(
             raise response
         return response
 
-    caplog.set_level(logging.INFO, "kdpipes.storage.retries")
+    caplog.set_level(logging.INFO, "kdpipes.storage.access")
     assert [retried(ask) for _ in range(3)] == ["bytes"] * 3
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     first = "Storage does not respond, trying again (2 of 6): http://***@host/a?*** reset"
@@ -159,7 +159,7 @@ def test_storage_that_is_asked_again_is_logged_now_and_then(
 @pytest.mark.parametrize(("asked", "least"), [("7", 7), ("Fri, 01 Jan 2100 00:00:00 GMT", 60), ("soon", 0)])
 def test_servers_say_when_to_ask_again(asked: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("kdpipes.storage.retries.time.sleep", waits.append)
+    monkeypatch.setattr("kdpipes.storage.access.time.sleep", waits.append)
     with serving() as has:
         has.files["/a.bin"], has.rejected, has.headers["Retry-After"] = b"heron", {"/a.bin": 503}, asked
         has.before = lambda served, _: served.rejected.clear() if len(served.asked) == 2 else None

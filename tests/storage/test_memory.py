@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kdpipes.core.errors import DataError
-from kdpipes.storage import memory
-from kdpipes.storage.memory import MappedFiles
+from kdpipes.storage import readers
+from kdpipes.storage.readers import MappedFiles
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def paths(tmp_path: Path) -> list[str]:
 def test_what_was_used_last_stays_mapped(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    class Counted(memory._Map):
+    class Counted(readers._Map):
         def __init__(self, path: str) -> None:
             made.append(path)
             super().__init__(path)
 
-    monkeypatch.setattr(memory, "_KEPT", 2)
-    monkeypatch.setattr(memory, "_Map", Counted)
+    monkeypatch.setattr(readers, "_KEPT", 2)
+    monkeypatch.setattr(readers, "_Map", Counted)
     files, (a, b, c) = MappedFiles(), paths
     for path in (a, b, a, c, a, b):
         assert bytes(files.view(path, 1, 2, 5)) == Path(path).read_bytes()[1:3]
@@ -37,7 +37,7 @@ def test_what_was_used_last_stays_mapped(paths: list[str], monkeypatch: pytest.M
 
 
 def test_views_outlive_the_maps_that_are_kept(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_KEPT", 1)
+    monkeypatch.setattr(readers, "_KEPT", 1)
     files = MappedFiles()
     views: list[Any] = [files.view(path, 0, 5, 5) for path in paths]
     del files

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdpipes.storage.files import pread
-from kdpipes.storage.memory import read_span
+from kdpipes.storage.readers import read_span
 
 
 def _num_open() -> int:

@@ -136,7 +136,7 @@ def test_an_error_has_no_part_of_the_credentials(s3: str, monkeypatch: pytest.Mo
 
 def test_requests_are_repeated_by_one_policy(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("kdpipes.storage.retries.time.sleep", waits.append)
+    monkeypatch.setattr("kdpipes.storage.access.time.sleep", waits.append)
     nobody = {**fsspec.config.conf["s3"], "endpoint_url": "http://127.0.0.1:1"}
     monkeypatch.setitem(fsspec.config.conf, "s3", nobody)
     with pytest.raises(DataError, match=r"127\.0\.0\.1:1"):

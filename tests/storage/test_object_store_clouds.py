@@ -176,7 +176,7 @@ def test_without_obstore_fsspec_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("is_away", [False, True])
 def test_an_error_has_no_part_of_a_signature(server: Served, monkeypatch: pytest.MonkeyPatch, is_away: bool) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("kdpipes.storage.access.time.sleep", lambda seconds: None)
     server.rejected = {"/account/birds/a.jpg": 403}
     given = {"BlobEndpoint": "http://127.0.0.1:1/account"} if is_away else {}
     options = azure(server, SharedAccessSignature="sv=2&sig=heron-and-stork", **given)

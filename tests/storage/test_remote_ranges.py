@@ -34,7 +34,7 @@ Waits = list[float]
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     """How long was waited for, in place of waiting."""
     waited: Waits = []
-    monkeypatch.setattr("kdpipes.storage.retries.time.sleep", waited.append)
+    monkeypatch.setattr("kdpipes.storage.access.time.sleep", waited.append)
     return waited
 
 

@@ -19,8 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from kdpipes.core.errors import DataError
 from kdpipes.storage import remote
+from kdpipes.storage.access import NUM_TRIES
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream, StreamsAhead
-from kdpipes.storage.retries import NUM_TRIES
 from tests.faulty_storage import Fault, faulty_storage
 from tests.threads import threads_left
 
@@ -34,7 +34,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_FIRST_CHUNK", 1 << 12)
     monkeypatch.setattr(remote, "_LARGEST_CHUNK", 1 << 14)
     monkeypatch.setattr(remote, "_NUM_AHEAD", 3)
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def small_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_LARGEST_CHUNK", 1 << 14)
     monkeypatch.setattr(remote, "_NUM_AHEAD", 2)
     monkeypatch.setattr(copy, "_STEP", 1 << 14)
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
 
 

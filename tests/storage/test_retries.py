@@ -14,10 +14,9 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
-from kdpipes.storage.access import Access, check_timeout, current_access, using
+from kdpipes.storage.access import Access, SilenceError, check_timeout, current_access, in_time, using
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.remote import BrokenStreamError, RangeReader, RemoteStream, Span, read_range
-from kdpipes.storage.retries import SilenceError, in_time
 from tests.faulty_storage import Fault, faulty_storage
 from tests.threads import threads_left
 
@@ -28,8 +27,8 @@ PART = b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: by
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without waits, and hardly more time for large responses."""
-    monkeypatch.setattr("kdpipes.storage.retries._SLOWEST", 1 << 27)
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._SLOWEST", 1 << 27)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
 
 
 class Silent:

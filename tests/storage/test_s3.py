@@ -12,9 +12,9 @@ import s3fs
 import kdpipes as kdp
 from kdpipes.core.errors import DataError
 from kdpipes.demo import write_photo_shards
+from kdpipes.storage.access import NUM_TRIES
 from kdpipes.storage.files import list_files, read_url
 from kdpipes.storage.remote import RemoteStream
-from kdpipes.storage.retries import NUM_TRIES
 from tests.faulty_storage import Fault, faulty_storage
 
 WORKERS: list[dict[str, Any]] = [
@@ -92,7 +92,7 @@ def test_what_is_missing_is_named(s3: str, read: Any) -> None:
 
 @pytest.mark.parametrize("read", READS, ids=["read", "open", "list"])
 def test_a_store_that_rejects_or_is_not_there_is_named(s3: str, monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     options = fsspec.config.conf["s3"]
     nowhere = {"endpoint_url": "http://127.0.0.1:1", "config_kwargs": {"retries": {"max_attempts": 0}}}
     for wrong, words in (
@@ -115,7 +115,7 @@ def test_an_empty_file_is_read(s3: str) -> None:
 def test_a_store_is_read_through_storage_that_fails(
     remote_shards: str, photo_shards: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     folder, name = remote_shards.rsplit("/", 1)
     with faulty_storage(folder, faults=[Fault("unavailable", on="range", paths="*-003.tar")]) as storage:
         stream = kdp.stream_shards(f"faulty://{name}").deal(batch_size=16)

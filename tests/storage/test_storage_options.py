@@ -252,7 +252,7 @@ def test_a_straggler_is_requested_a_second_time(tmp_path: Path) -> None:
 
 
 def test_two_responses_that_fail_are_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     (tmp_path / "a.bin").write_bytes(b"heron")
     with (
         faulty_storage(str(tmp_path), faults=[Fault("unavailable")]),

@@ -28,7 +28,7 @@ SERVICES: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of five shards: 1 is cut in its fourth sample, 2 has a bad header before it, 3 is missing."""
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     for shard in range(5):
         with TarWriter(str(tmp_path / f"{shard}.tar"), mtime=0) as writer:
             for n in range(PER_SHARD):

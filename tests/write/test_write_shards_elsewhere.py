@@ -57,7 +57,7 @@ def test_a_run_to_a_store_is_gone_on_with(photo_folder: Path, s3: str, reference
 def test_a_source_that_fails_now_and_then_changes_nothing(
     photo_shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     write(kdp.open_shards(photo_shards), tmp_path / "whole")
     folder, name = photo_shards.rsplit("/", 1)
     with faulty_storage(folder, faults=[Fault("reset", every=7), Fault("truncate", every=11)]) as storage:
@@ -69,7 +69,7 @@ def test_a_source_that_fails_now_and_then_changes_nothing(
 def test_an_upload_is_tried_again_and_an_error_names_the_shard(
     letters: Any, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kdpipes.storage.retries._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("kdpipes.storage.access._FIRST_WAIT_S", 0.0)
     kind = fsspec.get_filesystem_class("memory")
     put, failing = kind.put_file, iter([True, True])
 

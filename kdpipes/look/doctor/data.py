@@ -29,7 +29,7 @@ from kdpipes.look.doctor.rules import (
     selector_in,
 )
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
-from kdpipes.storage.images import open_image
+from kdpipes.storage.decoding import open_image
 from kdpipes.storage.tar import DottedKeys
 from kdpipes.work.decode import DecodedImage, ImageDecoder, orientation_of
 from kdpipes.work.fields import FieldAdder, Selector
