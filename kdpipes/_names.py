@@ -96,8 +96,14 @@ PIPES = (
         "delivery.deal delivery.deal_stream",
     ),
     Pipe("delivery", "collate_samples(pad=)", "delivery.md", "stacks tensors; images: `[B, C, H, W]`"),
-    Pipe("delivery", "mixup(num_classes=)", "delivery.md#mixed-batches", "blends pairs of images"),
-    Pipe("delivery", "cutmix(num_classes=)", "delivery.md#mixed-batches", "pastes boxes between images"),
+    Pipe("delivery", "mixup(num_classes=)", "delivery.md#mixed-batches", "blends pairs of images", "delivery.mixing"),
+    Pipe(
+        "delivery",
+        "cutmix(num_classes=)",
+        "delivery.md#mixed-batches",
+        "pastes boxes between images",
+        "delivery.mixing",
+    ),
     Pipe("delivery", "to_device(device)", "delivery.md#to-the-device", "copies batches to the GPU, one ahead"),
     Pipe("delivery", "peek(n)", "looking.md#first-samples", "returns the first samples, to print", "look.peek"),
 )

@@ -11,7 +11,7 @@ from torch.utils.data.graph import traverse_dps
 
 import kdpipes as kdp
 from kdpipes.core.chain import Chain
-from kdpipes.core.graph import upstream_of
+from kdpipes.core.stock import upstream_of
 
 
 class Held(IterDataPipe[Any]):

@@ -21,8 +21,7 @@ from kdpipes.cache.store import CacheStore, Entries, bound_to
 from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, check_flag, check_type, reject_field
 from kdpipes.core.map_pipe import MapPipe
-from kdpipes.core.messages import counted
-from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.messages import counted, shown_if_slow
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked

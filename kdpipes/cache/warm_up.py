@@ -19,7 +19,7 @@ from kdpipes.core.errors import DataError, check_count, check_flag
 from kdpipes.core.fingerprint import digest
 from kdpipes.core.iter_pipe import samples_of
 from kdpipes.core.map_pipe import MapPipe, as_column
-from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.storage.codec import encode

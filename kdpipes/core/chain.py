@@ -13,12 +13,11 @@ import numpy as np
 import torch
 
 from kdpipes.core.fingerprint import fingerprint
-from kdpipes.core.graph import edges_from
 from kdpipes.core.operation import ErrorHandler, Operation, operation_of
 from kdpipes.core.pipe import Pipe, a_datapipe
 from kdpipes.core.randomness import EpochCounter
 from kdpipes.core.registry import Named, pipe_name, short_name
-from kdpipes.core.stock import is_one_to_one, is_replicable, keeps_items_apart, stock_traits
+from kdpipes.core.stock import edges_from, is_one_to_one, is_replicable, keeps_items_apart, stock_traits
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, Traits
 

@@ -43,8 +43,8 @@ import torch
 from numpy.typing import NDArray
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.graph import upstream_of
 from kdpipes.core.shared import PackedStrings, Shared
+from kdpipes.core.stock import upstream_of
 from kdpipes.core.torch_pipes import PIPES, ShardingFilter
 from kdpipes.core.user_code import (
     VALUES,

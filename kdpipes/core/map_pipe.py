@@ -21,15 +21,15 @@ from kdpipes.core.entries import entry_of, field_of, value_of
 from kdpipes.core.errors import ChainError, check_count, check_type, is_sequence, must_be
 from kdpipes.core.fingerprint import stock_fingerprint
 from kdpipes.core.frozen import Reads
-from kdpipes.core.graph import upstream_of
+from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.operation import finished, operation_of
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import Pipe, gives_samples
-from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, chooser, current_epoch, current_key, planning, using_key
 from kdpipes.core.registry import note_methods, note_name, pipe_name
 from kdpipes.core.sample import Block, Rows, Sample, as_sample, one_row
 from kdpipes.core.shared import Shared
+from kdpipes.core.stock import upstream_of
 from kdpipes.core.torch_pipes import IndexedConcater as Concater
 from kdpipes.core.torch_pipes import IndexedMapper as Mapper
 from kdpipes.core.torch_pipes import IndexedShuffler as Shuffler

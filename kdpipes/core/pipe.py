@@ -11,10 +11,9 @@ from kdpipes.core.call_text import CALLED, note_call
 from kdpipes.core.errors import ChainError, check_type, closest
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.frozen import TAG
-from kdpipes.core.graph import edges_from
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.registry import argument_check, other_flavour_hint, own_method, pipe_name
-from kdpipes.core.stock import NAMES_OF_TORCHDATA, load_torchdata, passes_on
+from kdpipes.core.stock import NAMES_OF_TORCHDATA, edges_from, load_torchdata, passes_on
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 from kdpipes.core.traits import UNDECLARED, ItemForm, Traits
 from kdpipes.core.user_code import is_kdpipes, with_first_values

@@ -1,4 +1,6 @@
-"""Knowledge about the pipes of torch and torchdata. Only this module imports torchdata, and only on use.
+"""Facts about pipes of torch and torchdata, and the pipes that any pipe reads from.
+
+Only this module imports torchdata, and only on use.
 
 torchdata 0.9, the last release with DataPipes, has wheels up to Python 3.12. A chain can contain its pipes only if they
 were imported before.
@@ -11,10 +13,23 @@ import importlib.util
 import sys
 import types
 import warnings
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 from kdpipes.core.processes import ForkLock
-from kdpipes.core.torch_pipes import Collator, Filter, IndexedMapper, Mapper, ShardingFilter, Shuffler, UnBatcher
+from kdpipes.core.torch_pipes import (
+    Collator,
+    Filter,
+    IndexedMapper,
+    IterDataPipe,
+    MapDataPipe,
+    Mapper,
+    ShardingFilter,
+    Shuffler,
+    UnBatcher,
+)
 from kdpipes.core.traits import Traits
 
 _PIPES = "torchdata.datapipes.iter"
@@ -142,3 +157,40 @@ def stock_traits(pipe: Any, *, is_source: bool) -> Traits:
     is_apart = keeps_items_apart(pipe)
     fits_parts = is_apart or is_of_torchdata(pipe, "Cycler", "Repeater", "SampleMultiplexer")
     return Traits(holds_back=not is_apart, counts_whole=not fits_parts, is_eager=True)
+
+
+AnyPipe = IterDataPipe[Any] | MapDataPipe[Any]
+_LOOKED_AT = 8  # if none of the first entries of a collection is a pipe, the collection holds data
+
+
+def edges_from(pipe: AnyPipe) -> list[tuple[AnyPipe, list[AnyPipe]]]:
+    """Return all pipes of the chain ending with `pipe`, that pipe first, each with the pipes that it reads from."""
+    edges: dict[int, tuple[AnyPipe, list[AnyPipe]]] = {}
+    waiting = deque([pipe])
+    while waiting:
+        reader = waiting.popleft()
+        if id(reader) not in edges:
+            edges[id(reader)] = reader, upstream_of(reader)
+            waiting.extend(edges[id(reader)][1])
+    return list(edges.values())
+
+
+def upstream_of(pipe: Any) -> list[AnyPipe]:
+    """Return the pipes that `pipe` reads from: attributes, and entries of collections in attributes.
+
+    Only collections that begin with pipes are searched, because others hold users' data.
+    """
+    held = vars(pipe) if hasattr(pipe, "__dict__") else {}
+    return [source for value in held.values() for source in _pipes_in(value)]
+
+
+def _pipes_in(value: Any, depth: int = 0) -> Iterator[AnyPipe]:
+    if isinstance(value, IterDataPipe | MapDataPipe):
+        yield value
+    elif type(value) in (list, tuple, dict, set) and depth < 3:
+        parts = (value.values(), value) if isinstance(value, dict) else (value,)
+        first = [entry for part in parts for entry in islice(part, _LOOKED_AT)]
+        if any(next(_pipes_in(entry, depth + 1), None) is not None for entry in first):
+            for part in parts:
+                for entry in part:
+                    yield from _pipes_in(entry, depth + 1)

@@ -23,8 +23,7 @@ from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.torch_pipes import IterDataPipe
 from kdpipes.core.traits import ItemForm
-from kdpipes.delivery.batch_memory import Allocate, allocate
-from kdpipes.delivery.batch_pipe import OneToOne
+from kdpipes.delivery.batch_pipe import Allocate, OneToOne, allocate
 from kdpipes.delivery.dealer import Dealer
 
 _ROW_FIELDS = ("segment_ids", "positions")

@@ -145,9 +145,9 @@ class DealerMapDataPipe(Dealer, IterDataPipe[Batch]):
         if prefetches:
             with planning(planned):
                 self.source.prefetch(Order(partial(epoch.windows, first), is_epoch=True))
-        for place, batch in enumerate(batches):
+        for index, batch in enumerate(batches):
             if prefetches:
-                for later in batches[place + (_AHEAD if place else 0) : place + _AHEAD + 1]:
+                for later in batches[index + (_AHEAD if index else 0) : index + _AHEAD + 1]:
                     with planning(planned):
                         self.source.prefetch(Order.of_next(epoch.positions(later)))
             ordinals = epoch.ordinals(batch)

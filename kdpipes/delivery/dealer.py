@@ -14,7 +14,6 @@ from torch.utils.data import get_worker_info
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, DataError, add_note, check_choice, check_count, check_seed, must_be
-from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, Streaming, seed_streams
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.on_use import call_slot
@@ -23,7 +22,7 @@ from kdpipes.core.pipe import Pipe, form_of
 from kdpipes.core.randomness import RowKey, SampleKey, using_key
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Block, Sample
-from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards
+from kdpipes.core.stock import Seeded, Sharded, is_of_torchdata, shards, upstream_of
 from kdpipes.core.torch_pipes import SHARDING_PRIORITIES, Batcher, IndexedBatcher, IterDataPipe
 from kdpipes.core.traits import Traits
 from kdpipes.delivery.batching import Batching

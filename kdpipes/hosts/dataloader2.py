@@ -158,11 +158,11 @@ def stamp() -> Stamp:
     return Stamp(_process, _latest, has_position)
 
 
-def check_stamp(found: Stamp) -> None:
+def check_stamp(loaded: Stamp) -> None:
     """Warn if a chain comes from a state of DataLoader2 that lacks its epoch."""
-    is_copy = found[:2] == (_process, _latest)
+    is_copy = loaded[:2] == (_process, _latest)
     uses_dataloader2 = "torchdata.dataloader2" in sys.modules and multiprocessing.parent_process() is None
-    if uses_dataloader2 and not is_copy and not found.has_position:
+    if uses_dataloader2 and not is_copy and not loaded.has_position:
         warn(
             "This state of DataLoader2 holds neither the epoch nor the batch, so the chain begins at epoch 0. Use "
             "`kdp.Loader(chain)`, whose state is exact, or `reading_service=kdp.ProcessReadingService(...)`.",

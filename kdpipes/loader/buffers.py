@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from kdpipes.core import pickling
-from kdpipes.delivery.batch_memory import allocate, is_channels_last
+from kdpipes.delivery.batch_pipe import allocate, is_channels_last
 from kdpipes.loader.channel import SharedFile
 
 Place = tuple[int, int]  # where an array begins and ends

@@ -21,8 +21,7 @@ import torch
 from kdpipes.core import activity
 from kdpipes.core.errors import add_note
 from kdpipes.core.processes import ignore_interrupts
-from kdpipes.delivery.batch_memory import make_batches_in
-from kdpipes.delivery.batch_pipe import OneToOne
+from kdpipes.delivery.batch_pipe import OneToOne, make_batches_in
 from kdpipes.loader.buffers import Array, SharedBuffers, pack, places_of
 from kdpipes.loader.channel import Channel, Kind, Message, SharedFile
 from kdpipes.loader.profile import producer_of

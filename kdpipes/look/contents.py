@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kdpipes.cache.folder import layout_in
 from kdpipes.core.errors import DataError, check_count
-from kdpipes.core.messages import counted
-from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.messages import counted, shown_if_slow
 from kdpipes.core.secrets import masked, printable
 from kdpipes.look.rendering import class_name, table_lines
 from kdpipes.plan.class_counts import class_counts

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kdpipes.core.errors import check_flag
-from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.messages import shown_if_slow
 from kdpipes.storage.access import DEFAULT_S, Access, using
 from kdpipes.storage.catalog import in_order, index_again
 from kdpipes.storage.decoding import check_columns

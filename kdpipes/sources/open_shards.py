@@ -24,8 +24,8 @@ from kdpipes.core.errors import (
 )
 from kdpipes.core.labels import LABEL_FIELDS, number_fields, number_labels
 from kdpipes.core.map_pipe import MapPipe, as_column, is_key
+from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.order import Order
-from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Block, Rows
 from kdpipes.core.shared import Shared

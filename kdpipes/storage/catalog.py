@@ -12,8 +12,7 @@ from functools import cache, partial
 from typing import Literal, TypeVar
 
 from kdpipes.core.errors import DataError, FieldError
-from kdpipes.core.messages import logger
-from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.messages import logger, shown_if_slow
 from kdpipes.storage.access import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.decoding import Column, ColumnBuilder
 from kdpipes.storage.files import crc32, version_of

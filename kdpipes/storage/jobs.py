@@ -29,9 +29,8 @@ import torch
 from kdpipes.core import pickling
 from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
 from kdpipes.core.handles import warn_of_handles
-from kdpipes.core.messages import warn
+from kdpipes.core.messages import shown_if_slow, warn
 from kdpipes.core.processes import ForkLock
-from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.shared import sharing
 from kdpipes.core.tracebacks import traceback_text
 from kdpipes.storage.access import Threads

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
-from kdpipes.core.progress import shown_if_slow
+from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.codec import FORMAT, checksum_of, encode, in_batches
 from kdpipes.storage.readers import Version, map_file

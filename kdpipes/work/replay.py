@@ -10,7 +10,6 @@ import torch
 
 from kdpipes.core.chain import Chain, why_whole
 from kdpipes.core.errors import ChainError, DataError, check_type, closest
-from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, seed_streams
 from kdpipes.core.map_pipe import MapPipe, redrawing_name
 from kdpipes.core.operation import finished
@@ -18,6 +17,7 @@ from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import SampleKey, planning, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.core.sample_pipe import SampleMapper
+from kdpipes.core.stock import upstream_of
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, Shuffler
 
 

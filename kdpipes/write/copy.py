@@ -28,7 +28,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from kdpipes.core.errors import DataError, as_cause, check_count, must_be
-from kdpipes.core.progress import bytes_if_slow
+from kdpipes.core.messages import bytes_if_slow
 from kdpipes.core.secrets import masked
 from kdpipes.storage.access import Access, current_access, is_missing, retried, using, what_went_wrong
 from kdpipes.storage.files import draft_of, locked, naming

@@ -34,10 +34,10 @@ from kdpipes.core.errors import (
 )
 from kdpipes.core.fingerprint import Fingerprinted, digest, digest_values
 from kdpipes.core.map_pipe import MapPipe, item_at
+from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.operation import entry_names
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import gives_samples
-from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import PackedStrings, Shared

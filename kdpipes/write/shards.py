@@ -34,9 +34,9 @@ from kdpipes.core.errors import DataError, as_cause, check_count, check_type, mu
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.iter_pipe import seed_streams
 from kdpipes.core.map_pipe import MapPipe, item_at
+from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples, prepare_for_workers
-from kdpipes.core.progress import shown_if_slow
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe

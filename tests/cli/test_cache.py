@@ -15,7 +15,7 @@ import pytest
 import kdpipes as kdp
 from kdpipes.cache.file_store import path_of
 from kdpipes.cache.open_cache import check_cache, clear_cache, look_at_cache, named_caches
-from kdpipes.core import progress
+from kdpipes.core import messages
 from tests.faulty_storage import faulty_storage
 
 
@@ -78,7 +78,7 @@ def test_what_needs_no_source_is_healed(places: list[str], run: Any) -> None:
 
 
 def test_a_bar_on_stderr_shows_what_takes_long(places: list[str], run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "DELAY_S", 0.0)
+    monkeypatch.setattr(messages, "DELAY_S", 0.0)
     said = run("cache", "verify", places[1])
     assert "verifying" in said.err
     assert said.out == f"{places[1]}: 4 entries, 0 damaged\n"

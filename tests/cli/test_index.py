@@ -10,7 +10,7 @@ import fsspec
 import pytest
 import s3fs
 
-from kdpipes.core import progress
+from kdpipes.core import messages
 from kdpipes.demo import write_photo_shards
 from kdpipes.storage.shard_index import ShardIndex
 
@@ -70,7 +70,7 @@ def test_json_tells_what_the_indexes_hold(urls: str, tmp_path: Path, run: Any) -
 
 
 def test_a_bar_on_stderr_shows_what_takes_long(urls: str, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "DELAY_S", 0.0)
+    monkeypatch.setattr(messages, "DELAY_S", 0.0)
     said = run("index", urls, "--json")
     assert "indexing" in said.err
     assert json.loads(said.out)["num_samples"] == 160

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kdpipes as kdp
-from kdpipes.core import progress
+from kdpipes.core import messages
 from kdpipes.storage.jobs import in_parallel
 from kdpipes.write.copy import copy_to_local
 from tests.faulty_storage import Fault, faulty_storage
@@ -181,8 +181,8 @@ def test_progress_is_shown_in_bytes_where_it_takes_long(
 ) -> None:
     copy_to_local(origin, local / "a")
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr(progress, "DELAY_S", 0.0)
-    monkeypatch.setattr(progress._Bar, "__init__", _often(progress._Bar.__init__))
+    monkeypatch.setattr(messages, "DELAY_S", 0.0)
+    monkeypatch.setattr(messages._Bar, "__init__", _often(messages._Bar.__init__))
     copy_to_local(origin, local / "b")
     assert f"copying '{origin}': 100%" in capfd.readouterr().err
     monkeypatch.setenv("RANK", "1")

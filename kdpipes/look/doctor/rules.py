@@ -15,12 +15,11 @@ from typing import Any, Literal, NamedTuple
 from kdpipes.core.callback import Callback
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import check_choice, must_be
-from kdpipes.core.graph import upstream_of
 from kdpipes.core.iter_pipe import IterPipe, Tolerance, with_tolerance
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import logger
 from kdpipes.core.sample import Sample
-from kdpipes.core.stock import is_of_torchdata
+from kdpipes.core.stock import is_of_torchdata, upstream_of
 from kdpipes.core.torch_pipes import IterDataPipe, ShardingFilter, Shuffler
 from kdpipes.look.show import NodeView, views_of
 from kdpipes.work.fields import Selector
