@@ -6,24 +6,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
-import torch, kdpipes as kdp
+import sys, torch, kdpipes as kdp
 
-model = torch.nn.Linear(4, 2)
-chain = kdp.from_ids(range(32), load=lambda n: torch.full((4,), float(n))).select("x").deal(batch_size=8)
-early = torch.compile(model)
-early(torch.zeros(8, 4))
+def load(n):
+    return torch.full((4,), float(n))
 
-def outputs(function):
-    chain.set_epoch(0)
-    with kdp.Loader(chain.collate_samples(), num_workers=2) as loader:
-        return torch.cat([(torch.compile(model) if function is None else function)(x) for (x,) in loader])
+def outputs(batches):
+    early = torch.cat([compiled(x) for (x,) in batches])
+    return early, torch.cat([torch.compile(model)(x) for (x,) in batches])
 
-for function in (early, None):
-    torch.testing.assert_close(outputs(function), outputs(model))
+if __name__ == "__main__":
+    model = torch.nn.Linear(4, 2)
+    compiled = torch.compile(model)
+    compiled(torch.zeros(8, 4))
+    chain = kdp.from_ids(range(32), load=load).select("x").deal(batch_size=8).collate_samples()
+    with kdp.Loader(chain, num_workers=2, start_method=sys.argv[1]) as loader:
+        found = outputs(loader)
+    expected = model(torch.arange(32.0).repeat(4, 1).T)
+    torch.testing.assert_close(found, (expected, expected))
 """
 
 
-def test_models_compile_before_workers_start_and_in_the_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_models_compile_before_workers_start_and_in_the_loop(method: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "-W", "ignore", tmp_path / "train.py"], check=True, cwd=tmp_path, timeout=110)
+    command = [sys.executable, "-W", "ignore", tmp_path / "train.py", method]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=110)
