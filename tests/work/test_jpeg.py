@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import turbojpeg
 from PIL import Image
 from skimage import data
 
@@ -23,6 +22,7 @@ from kdpipes.storage.codec import encode
 from kdpipes.work import DecodedImage, EncodedImage, decode, jpeg
 from kdpipes.work.jpeg import Box, JpegDecoder, UnfitError, find_decoders
 
+turbojpeg = pytest.importorskip("turbojpeg")  # has no wheels for Python 3.14
 ASTRONAUT = Image.fromarray(data.astronaut()).resize((213, 187))
 FAST = ["turbojpeg", "simplejpeg"]
 
