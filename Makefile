@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo quick test test-all soak names lint docs bench clean
+.PHONY: help install demo quick test test-all soak names lint docs publish-docs bench clean
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -48,6 +48,9 @@ lint: install  ## style and types
 docs: .venv/.docs  ## build the documentation into site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'Built: site/index.html. To search it, run `python -m http.server --directory site`.'
+
+publish-docs: .venv/.docs  ## commit the documentation of VERSION= to the branch gh-pages; PUSH=--push pushes it
+	$(BIN)/mike deploy $(PUSH) --update-aliases $(or $(VERSION),dev) $(ALIAS)
 
 .venv-bench/.installed: pyproject.toml $(CONSTRAINTS) benchmarks/peers.txt benchmarks/install_peers.py
 	test -x $(BENCH)/python || $(PYTHON) -m venv .venv-bench
