@@ -29,7 +29,7 @@ try:
     _fill_slots("kdpipes.look.show", "chain_html", "chain_text")
     _fill_slots("kdpipes.look.profile", "loader_html", "show_live")
     _fill_slots("kdpipes.hosts.torch", "BatchNumbers", "EpochSampler", "NumberedBatches", "hold_dealt_chains")
-    _fill_slots("kdpipes.hosts.torch", "is_shared_out_by_accelerate")
+    _fill_slots("kdpipes.hosts.torch", "introduce_to_accelerate", "is_shared_out_by_accelerate")
     _fill_slots("kdpipes.hosts.dataloader2", "check_stamp", "introduce_to_torchdata")
     _fill_slots("kdpipes.hosts.dataloader2", "ForeignService", "note_position", "stamp")
 finally:

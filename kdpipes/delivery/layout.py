@@ -16,6 +16,7 @@ Uneven = Literal["keep", "pad", "drop"]
 _IN_EPOCH = (
     "Call `torch.distributed.init_process_group` before the epoch begins, and destroy the group after it has ended."
 )
+_OF_LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 NEW_LOADER = (
     "Make the chain and its loader after `torch.distributed.init_process_group`, or use `kdp.Loader(chain)`, whose "
     "workers start again."
@@ -50,6 +51,22 @@ def ranks_now() -> Ranks:
     if rank.isdecimal() and num_ranks.isdecimal() and int(rank) < int(num_ranks):
         return Ranks(int(rank), int(num_ranks))
     return Ranks()
+
+
+def unknown_rank() -> tuple[str, str, str] | None:
+    """Return what is wrong, why that is bad and what to do, if there are several processes, but no rank is known."""
+    named = {name: os.environ.get(name, "") for name in _OF_LAUNCHERS}
+    rank, num_ranks, *sizes = named.values()
+    is_single = (num_ranks == "1" and rank in ("", "0")) or (not rank + num_ranks and {"", "1"}.issuperset(sizes))
+    if is_single or group_ranks() is not None or ranks_now().num_ranks > 1:
+        return None
+    shown = ", ".join(f"{name}={value!r}" for name, value in named.items() if value)
+    return (
+        f"The environment has {shown}, but not a rank and the number of ranks, and there is no process group.",
+        "This process takes itself for the only one, so every rank gets all samples.",
+        "Start it with torchrun; or set RANK, from 0, and WORLD_SIZE; or call `torch.distributed.init_process_group` "
+        "before the epoch. For a single process, set RANK=0 and WORLD_SIZE=1.",
+    )
 
 
 def check_ranks(before: Ranks, now: Ranks, hint: str = _IN_EPOCH) -> None:

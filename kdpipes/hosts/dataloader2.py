@@ -11,8 +11,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 
@@ -28,9 +27,7 @@ from kdpipes.delivery.state import Checkpointer, Counting
 from kdpipes.loader.merge import compare_ranks
 from kdpipes.loader.services import ENDED, ReadingService
 
-_process = os.urandom(8)
-_numbers = count()
-_latest = -1
+_latest = b""
 _position_follows = False
 
 
@@ -135,34 +132,26 @@ def _parts(service: Any) -> list[Any]:
     return [service, *(part for inner in getattr(service, "reading_services", ()) for part in _parts(inner))]
 
 
-class Stamp(NamedTuple):
-    """The time and process in which a chain was pickled, and whether a position is stored with it."""
-
-    process: bytes
-    number: int
-    has_position: bool
-
-
 def note_position() -> None:
     """Record that a position is stored with the next chain that is pickled."""
     global _position_follows
     _position_follows = True
 
 
-def stamp() -> Stamp:
-    """Return the stamp of a chain that is being pickled."""
+def stamp() -> tuple[bytes, bool]:
+    """Return what identifies a chain that is being pickled, and whether a position is stored with it."""
     global _latest, _position_follows
-    _latest = next(_numbers)
+    _latest = os.urandom(8)
     has_position = _position_follows
     _position_follows = False
-    return Stamp(_process, _latest, has_position)
+    return _latest, has_position
 
 
-def check_stamp(loaded: Stamp) -> None:
+def check_stamp(loaded: tuple[bytes, bool]) -> None:
     """Warn if a chain comes from a state of DataLoader2 that lacks its epoch."""
-    is_copy = loaded[:2] == (_process, _latest)
+    identity, has_position = loaded
     uses_dataloader2 = "torchdata.dataloader2" in sys.modules and multiprocessing.parent_process() is None
-    if uses_dataloader2 and not is_copy and not loaded.has_position:
+    if uses_dataloader2 and identity != _latest and not has_position:
         warn(
             "This state of DataLoader2 holds neither the epoch nor the batch, so the chain begins at epoch 0. Use "
             "`kdp.Loader(chain)`, whose state is exact, or `reading_service=kdp.ProcessReadingService(...)`.",

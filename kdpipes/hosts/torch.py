@@ -132,6 +132,30 @@ def is_shared_out_by_accelerate(pipe: Any) -> bool:
     return active is not None and holds(active.dataset, pipe)
 
 
+def introduce_to_accelerate(loader: type) -> None:
+    """Make `Accelerator.prepare` save and load the state of loaders, if Accelerate has been imported.
+
+    Otherwise, it returns them unchanged, because they are no DataLoaders of torch.
+    """
+    accelerate = sys.modules.get("accelerate.accelerator")
+    if accelerate is not None:
+        _save_loaders(accelerate.Accelerator, loader)
+
+
+@functools.cache
+def _save_loaders(accelerator: Any, loader: type) -> None:
+    prepare = accelerator.prepare
+
+    @functools.wraps(prepare)
+    def prepare_all(self: Any, *objects: Any, **options: Any) -> Any:
+        for one in objects:
+            if isinstance(one, loader):
+                self.prepare_data_loader(one)
+        return prepare(self, *objects, **options)
+
+    accelerator.prepare = prepare_all
+
+
 class EpochSampler(SequentialSampler):
     """The `sampler` of a loader. Lightning calls its `set_epoch`, and does not replace sequential samplers."""
 
@@ -188,7 +212,7 @@ class NumberedBatches(Dataset[Any]):
         self._loader = loader
         self.chain = chain
         self._source = source
-        self._batches = iter(())
+        self._batches: Iterator[Any] = iter(())
         self._next = -1
 
     def __len__(self) -> int:
@@ -200,10 +224,7 @@ class NumberedBatches(Dataset[Any]):
         (number,) = numbers
         if number != self._next:
             self._batches = self._loader.from_batch(number)
-            self._next = number
-        self._next += 1
-        try:
-            return next(self._batches)
-        except StopIteration:
-            self._next = -1
-            raise
+        self._next = -1
+        batch = next(self._batches)
+        self._next = number + 1
+        return batch

@@ -25,6 +25,7 @@ from typing import Any, Literal, NoReturn, ParamSpec, cast
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_flag, check_seed, closest, must_be
+from kdpipes.core.messages import warn
 from kdpipes.core.on_use import call_slot
 from kdpipes.core.pipe import counters_of, end_epoch
 from kdpipes.core.processes import ForkLock, uninterrupted
@@ -34,7 +35,7 @@ from kdpipes.core.torch_pipes import IndexedBatcher as Batcher
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe, ShardingFilter, Shuffler
 from kdpipes.delivery.clock import EpochClock, Position
 from kdpipes.delivery.dealer import Dealer
-from kdpipes.delivery.layout import ranks_now
+from kdpipes.delivery.layout import ranks_now, unknown_rank
 from kdpipes.delivery.skipping import MOST_SKIPS
 from kdpipes.delivery.state import Checkpointer, main_part, seed_in
 from kdpipes.loader.autotune import Tuner
@@ -144,6 +145,7 @@ class Loader:
             check_flag(name, value)
         if reading_service is not None and "auto" in (num_workers, prefetch):
             raise ValueError('"auto" cannot be combined with `reading_service`. Remove one of the two.')
+        call_slot("introduce_to_accelerate", Loader)
         self._tuner = _tuner(num_workers, prefetch)
         if self._tuner is not None:
             num_workers, prefetch = self._tuner.setting
@@ -267,6 +269,9 @@ class Loader:
             if self.reading_service.is_running and ranks != self._ranks:
                 self.shutdown()
             self._ranks = ranks
+            problem = unknown_rank()
+            if problem is not None and (self._dealer is None or not self._dealer.is_for_all_ranks):
+                warn(" ".join(problem))
             check_shares(self._chain, self._service.num_workers)
             if not self.reading_service.is_running:
                 self._copy_service()

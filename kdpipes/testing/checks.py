@@ -37,7 +37,7 @@ from kdpipes.sources.to_samples import SampleMakerIterDataPipe, SampleMakerMapDa
 from kdpipes.testing.faults import kill_one_worker
 from kdpipes.work.fields import Selector
 
-Build = Callable[[Any], Any]
+Make = Callable[..., Any]
 Flavour = Literal["map", "iter"]
 _ITEMS = tuple((float(number), number % 3) for number in range(7))
 _POINTS = 5  # batches after which `check_resumable` resumes
@@ -291,7 +291,7 @@ def _keyed(deal: Dealer) -> Any:
     return copied
 
 
-# What every pipe promises, one function each. `build` makes the pipe on a source, `source` makes a source of items.
+# What every pipe promises, one function each. `make` makes the pipe on a source of some items, or of those passed.
 
 
 def _source(flavour: Flavour, items: Sequence[Any] = _ITEMS) -> Any:
@@ -322,9 +322,9 @@ def require(is_kept: bool, text: str) -> None:
         raise AssertionError(text)
 
 
-def gives_the_same_in_every_epoch(build: Build, flavour: Flavour, is_random: bool) -> None:
+def gives_the_same_in_every_epoch(make: Make, is_random: bool) -> None:
     """Two epochs of a pipe without randomness are equal."""
-    pipe = build(_source(flavour))
+    pipe = make()
     first = _items(pipe)
     second = _items(pipe)
     require(bool(first), "The pipe gives nothing of 7 samples.")
@@ -335,11 +335,11 @@ def gives_the_same_in_every_epoch(build: Build, flavour: Flavour, is_random: boo
     )
 
 
-def is_the_same_when_made_again(build: Build, flavour: Flavour, is_random: bool) -> None:
+def is_the_same_when_made_again(make: Make, is_random: bool) -> None:
     """The first epochs of two pipes are equal, as in two processes."""
     hint = "Draw random numbers from `rng`, or from a generator that is made of a seed and the epoch."
-    one = build(_source(flavour))
-    other = build(_source(flavour))
+    one = make()
+    other = make()
     if any(isinstance(pipe, Seeded) for pipe in Chain.of(one).pipes):  # stock pipes, which a loader seeds
         return
     first = _items(one)
@@ -347,9 +347,9 @@ def is_the_same_when_made_again(build: Build, flavour: Flavour, is_random: bool)
     require(first == second, f"A pipe that is made again gives something else. {hint}")
 
 
-def has_columns_of_its_samples(build: Build, flavour: Flavour, is_random: bool) -> None:
+def has_columns_of_its_samples(make: Make, is_random: bool) -> None:
     """The columns of an indexed pipe hold the values of its samples."""
-    pipe = build(_source(flavour))
+    pipe = make()
     if is_random or not isinstance(pipe, MapPipe) or pipe.traits.gives != "samples":
         return
     for name in sorted(pipe[0]) if len(pipe) else ():
@@ -361,18 +361,18 @@ def has_columns_of_its_samples(build: Build, flavour: Flavour, is_random: bool) 
         )
 
 
-def begins_anew_after_a_break(build: Build, flavour: Flavour, is_random: bool) -> None:
+def begins_anew_after_a_break(make: Make, is_random: bool) -> None:
     """An epoch that was abandoned is followed by a whole one."""
-    pipe = build(_source(flavour))
+    pipe = make()
     size = len(_items(pipe))
     next(iter(pipe))
     found = len(_items(pipe))
     require(found == size, f"After an epoch that was left after one item, the next one has {found} items, not {size}.")
 
 
-def pickles_at_any_time(build: Build, flavour: Flavour, is_random: bool) -> None:
+def pickles_at_any_time(make: Make, is_random: bool) -> None:
     """The pipe pickles before, during and after an epoch, and a copy gives a whole epoch."""
-    pipe = build(_source(flavour))
+    pipe = make()
     size = len(_items(_copied(pipe)))
     iterator = iter(pipe)
     next(iterator)
@@ -381,9 +381,9 @@ def pickles_at_any_time(build: Build, flavour: Flavour, is_random: bool) -> None
     require(len(_items(_copied(pipe))) == size, "A copy made after an epoch gives another number.")
 
 
-def has_an_exact_length_or_none(build: Build, flavour: Flavour, is_random: bool) -> None:
+def has_an_exact_length_or_none(make: Make, is_random: bool) -> None:
     """The length is the number of items; streams may have none."""
-    pipe = build(_source(flavour))
+    pipe = make()
     try:
         length = len(pipe)
     except TypeError:
@@ -393,37 +393,37 @@ def has_an_exact_length_or_none(build: Build, flavour: Flavour, is_random: bool)
     require(length == found, f"The length is {length}, but there are {found} items.")
 
 
-def gives_nothing_of_nothing(build: Build, flavour: Flavour, is_random: bool) -> None:
+def gives_nothing_of_nothing(make: Make, is_random: bool) -> None:
     """An empty source gives nothing, and no error."""
-    require(_items(build(_source(flavour, []))) == [], "Of an empty source, the pipe gives items.")
+    require(_items(make([])) == [], "Of an empty source, the pipe gives items.")
 
 
-def leaves_the_input_alone(build: Build, flavour: Flavour, is_random: bool) -> None:
+def leaves_the_input_alone(make: Make, is_random: bool) -> None:
     """Check that values from the source are not modified in place: caches and datasets would keep the change."""
     items = [(np.array(number), label) for number, label in _ITEMS]  # `x += 1` changes such an array
-    _items(build(_source(flavour, items)))
+    _items(make(items))
     found = [(float(number), label) for number, label in items]
     require(found == list(_ITEMS), "The pipe changes the values of its source in place: make new ones.")
 
 
-def gives_the_same_in_workers(build: Build, flavour: Flavour, is_random: bool) -> None:
+def gives_the_same_in_workers(make: Make, is_random: bool) -> None:
     """Two worker processes give what one process gives."""
-    pipe = build(_source(flavour))
+    pipe = make()
     if not any(node.traits.role == "deal" for node in Chain.of(pipe)):
         gives_items = isinstance(pipe, Pipe) and pipe.traits.gives == "items"
         pipe = (pipe if gives_items else pipe.select("key")).deal(batch_size=2)
     check_elastic(pipe, num_workers=[1, 2], num_ranks=(), threads=False, num_epochs=1)
 
 
-def hides_no_method(build: Build, flavour: Flavour, is_random: bool) -> None:
+def hides_no_method(make: Make, is_random: bool) -> None:
     """No attribute has the name of a method of pipes, which it would hide."""
     names = {*IterDataPipe.functions, *MapDataPipe.functions}
-    pipe = build(_source(flavour))
+    pipe = make()
     hidden = sorted(names & set(vars(pipe)))
     require(not hidden, f"The attributes {', '.join(hidden)} hide methods of the same name: rename them.")
 
 
-Promise = Callable[[Build, Flavour, bool], None]
+Promise = Callable[[Make, bool], None]
 PROMISES: tuple[Promise, ...] = (
     hides_no_method,
     gives_the_same_in_every_epoch,
@@ -474,7 +474,7 @@ def check_pipe(build: Any, *, flavour: Flavour | None = None, is_random: bool | 
         is_random = is_shuffled or chain.random_name() is not None or any(name is not None for name in redrawn)
     for promise in PROMISES:
         try:
-            promise(build, flavour, is_random)
+            promise(lambda items=_ITEMS: build(_source(flavour, items)), is_random)
         except AssertionError as error:
             raise AssertionError(f"{promise.__name__.replace('_', ' ')}: {error}") from None
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -142,10 +143,18 @@ def test_own_workers_in_dataloader2_keep_their_ranks_or_raise(be: Any) -> None:
     loader.shutdown()
 
 
-@pytest.mark.parametrize("environment", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "a", "WORLD_SIZE": "2"}])
-def test_half_of_an_environment_names_no_rank(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize(
+    "named", ["RANK=1", "WORLD_SIZE=2", "RANK=a WORLD_SIZE=2", "SLURM_STEP_NUM_TASKS=2", "OMPI_COMM_WORLD_SIZE=2"]
+)
+def test_ranks_that_are_unknown_are_warned_of(named: str, be: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in named.split():
+        monkeypatch.setenv(*text.split("="))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(list(kdp.Loader(dealt()))) == 6
+    assert all(text in str(caught[0].message) for text in (named[:4], "every rank gets all samples", "WORLD_SIZE=1"))
+    assert len(list(kdp.Loader(dealt(ranks=1)))) == 6
+    be(0, 1)
     assert len(list(kdp.Loader(dealt()))) == 6
 
 

@@ -115,17 +115,17 @@ def test_a_loader_is_not_read_in_workers_of_another() -> None:
             list(again)
 
 
-@workers
-def test_accelerate_saves_and_loads_the_state(num_workers: int, tmp_path: Path) -> None:
-    expected = epochs(2)
-    with kdp.Loader(chain(), num_workers=num_workers) as loader:
-        accelerator = Accelerator(cpu=True)
-        assert accelerator.prepare_data_loader(loader) is loader
-        loader.set_epoch(1)
-        next(iter(loader))
-        accelerator.save_state(str(tmp_path))
-    with kdp.Loader(chain(), num_workers=num_workers) as loader:
-        accelerator = Accelerator(cpu=True)
-        accelerator.prepare_data_loader(loader)
-        accelerator.load_state(str(tmp_path))
-        assert values(loader) == expected[1][1:]
+@pytest.mark.parametrize("ways", ["prepare prepare", "prepare_data_loader", "register_for_checkpointing prepare"])
+def test_accelerate_saves_and_loads_the_state(ways: str, tmp_path: Path) -> None:
+    for is_resumed in (False, True):
+        with kdp.Loader(chain(), num_workers=int(is_resumed) * 2) as loader:
+            accelerator = Accelerator(cpu=True)
+            for way in ways.split():
+                assert getattr(accelerator, way)(loader) in (loader, None)
+            if is_resumed:
+                accelerator.load_state(str(tmp_path))
+                assert values(loader) == epochs(2)[1][1:]
+            else:
+                loader.set_epoch(1)
+                next(iter(loader))
+                accelerator.save_state(str(tmp_path))

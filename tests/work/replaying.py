@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,18 @@ def stream(items: Any = NUMBERS) -> Any:
 
 
 both_flavours = pytest.mark.parametrize("make", [indexed, stream])
+
+
+def recorded_runs(photo_folder: Path, *transforms: Any) -> list[Any]:
+    """Return two epochs of batches of photos with their ctx, made without workers and by two of them."""
+    photos: Any = kdp.image_folder(photo_folder)[:24]
+    work = photos.decode_images().record_ctx().transform("x", *transforms)
+    pipe = work.select("x", return_ctx=True).deal(batch_size=12, shuffle=True, seed=1).collate_samples()
+    runs = []
+    for num_workers in (0, 2):
+        with kdp.Loader(pipe, num_workers=num_workers) as loader:
+            runs.append([list(loader) for _ in range(2)])
+    return runs
 
 
 def told(value: Any) -> Any:

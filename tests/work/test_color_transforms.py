@@ -17,6 +17,7 @@ from skimage import data
 
 import kdpipes as kdp
 from kdpipes.work import EncodedImage
+from tests.work.replaying import recorded_runs
 from tests.work.test_geometric_transforms import as_tensor
 
 NAMES = ("brightness", "contrast", "saturation", "hue")
@@ -183,13 +184,7 @@ def test_a_batch_shares_its_factors_but_images_have_own_means() -> None:
 
 
 def test_two_epochs_and_their_ctx_are_equal_for_any_workers(photo_folder: Path) -> None:
-    source: Any = kdp.image_folder(photo_folder)[:24]
-    work = source.decode_images().record_ctx().transform("x", kdp.Resize((24, 24)), JITTER)
-    pipe = work.select("x", return_ctx=True).deal(batch_size=12, shuffle=True, seed=1).collate_samples()
-    runs = []
-    for num_workers in (0, 2):
-        with kdp.Loader(pipe, num_workers=num_workers) as loader:
-            runs.append([list(loader) for _ in range(2)])
+    runs = recorded_runs(photo_folder, kdp.Resize((24, 24)), JITTER)
     for epoch, again in zip(*runs, strict=True):
         for ((x,), ctx), ((other,), other_ctx) in zip(epoch, again, strict=True):
             assert torch.equal(x, other)

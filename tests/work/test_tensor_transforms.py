@@ -15,6 +15,7 @@ from PIL import Image
 
 import kdpipes as kdp
 from kdpipes.work import RecordedTransform
+from tests.work.replaying import recorded_runs
 from tests.work.test_geometric_transforms import encoded
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -81,14 +82,8 @@ def test_both_record_nothing_and_need_no_generator() -> None:
 
 
 def test_two_epochs_and_their_ctx_are_equal_for_any_workers(photo_folder: Path) -> None:
-    source: Any = kdp.image_folder(photo_folder)[:24]
     transforms = [kdp.RandomResizedCrop(16), kdp.ToTensor(), kdp.HorizontalFlip(), kdp.Normalize(MEAN, STD)]
-    work = source.decode_images().record_ctx().transform("x", *transforms)
-    pipe = work.select("x", return_ctx=True).deal(batch_size=12, shuffle=True, seed=1).collate_samples()
-    runs = []
-    for num_workers in (0, 2):
-        with kdp.Loader(pipe, num_workers=num_workers) as loader:
-            runs.append([list(loader) for _ in range(2)])
+    runs = recorded_runs(photo_folder, *transforms)
     for epoch, again in zip(*runs, strict=True):
         for ((x,), ctx), ((other,), _) in zip(epoch, again, strict=True):
             assert (x.dtype, x.shape) == (torch.float32, (12, 3, 16, 16))

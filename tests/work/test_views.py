@@ -13,27 +13,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.delivery import split_ctx
 from kdpipes.work import EncodedImage
-from tests.work.replaying import Shift, plus_rng
+from tests.work.replaying import Shift, both_flavours, indexed, plus_rng, stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
-
-NUMBERS = [(n, n % 2) for n in range(5)]
-
-
-def indexed(items: Any = NUMBERS) -> Any:
-    return kdp.from_dataset(list(items))
-
-
-def stream(items: Any = NUMBERS) -> Any:
-    return IterableWrapper(list(items)).to_samples(fields="x y")
-
-
-both_flavours = pytest.mark.parametrize("make", [indexed, stream])
 
 
 def photo(number: int) -> Image.Image:
@@ -56,12 +42,12 @@ def noted(x: int, ctx: dict[str, Any], rng: np.random.Generator) -> int:
 def test_a_field_becomes_one_value_for_each_recipe(make: Any) -> None:
     pipe = make().transform("x", lambda x: x + 1).transform("x", views=[[lambda x: 10 * x, str], [], [str]])
     for _ in range(2):
-        assert list(pipe.select("x y")) == [((str(10 * n + 10), n + 1, str(n + 1)), n % 2) for n in range(5)]
+        assert list(pipe.select("x y")) == [((str(10 * n + 10), n + 1, str(n + 1)), n % 2) for n in range(6)]
 
 
 @both_flavours
 def test_one_recipe_gives_a_tuple_of_one(make: Any) -> None:
-    assert list(make().transform("x", views=[[]]).select("x")) == [((n,),) for n in range(5)]
+    assert list(make().transform("x", views=[[]]).select("x")) == [((n,),) for n in range(6)]
 
 
 @both_flavours
@@ -71,7 +57,7 @@ def test_each_view_draws_for_itself(make: Any, step: Any) -> None:
     dealt, summed = (pipe.select("x").deal(batch_size=2, seed=1) for pipe in (views, views.transform("x", sum)))
     epochs = [[x for batch in dealt for (x,) in batch] for _ in range(2)]
     drawn = {end - n for epoch in epochs for n, (first, _, last) in enumerate(epoch) for end in (first, last)}
-    assert len(drawn) == 20
+    assert len(drawn) == 24
     assert [[x for batch in summed for (x,) in batch] for _ in range(2)] == [[*map(sum, epoch)] for epoch in epochs]
 
 
@@ -114,7 +100,7 @@ def test_an_operation_of_a_views_name_keeps_its_entry(make: Any) -> None:
 def test_nothing_is_recorded_without_record_ctx(make: Any) -> None:
     pipe = make().transform("x", views=[[Shift(), noted], []]).select("x", return_ctx=True)
     plain = list(pipe)
-    assert [ctx for _, ctx in plain] == [{}] * 5
+    assert [ctx for _, ctx in plain] == [{}] * 6
     recorded = make().record_ctx().transform("x", views=[[Shift(), noted], []]).select("x", return_ctx=True)
     assert [x for x, _ in plain] == [x for x, _ in recorded], "and recording changes no value"
 
@@ -204,7 +190,7 @@ def test_what_stands_before_the_views_is_done_once_for_all() -> None:
         for _ in range(2):
             calls.clear()
             list(pipe)
-            assert calls == [0, 1, 2, 3, 4]
+            assert calls == [*range(6)]
 
 
 def test_decoding_is_each_views_own_and_none_without_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,12 +268,12 @@ def test_repeated_samples_have_views_of_their_own(make: Any) -> None:
     source = make().record_ctx().transform("x", views=[[Shift()], [Shift()]])
     repeated = source.repeat_until(repetitions=2).select("x", return_ctx=True)
     items = [item for batch in repeated.deal(batch_size=4) for item in batch]
-    assert len({by["shift"]["by"] for _, ctx in items for by in ctx.values()}) == 20
+    assert len({by["shift"]["by"] for _, ctx in items for by in ctx.values()}) == 24
     for number, ((x,), ctx) in enumerate(items):
-        assert x == tuple(number % 5 + ctx[name]["shift"]["by"] for name in ("view_1", "view_2"))
+        assert x == tuple(number % 6 + ctx[name]["shift"]["by"] for name in ("view_1", "view_2"))
 
 
 @both_flavours
 def test_the_draw_can_be_selected_alone(make: Any) -> None:
     pipe = make().record_ctx().transform("x", plus_rng).select("ctx.draw y")
-    assert [draw["ordinal"] for draw, _ in pipe] == [0, 1, 2, 3, 4]
+    assert [draw["ordinal"] for draw, _ in pipe] == [*range(6)]

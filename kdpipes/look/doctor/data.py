@@ -20,14 +20,7 @@ from kdpipes.core.pipe import form_of
 from kdpipes.core.registry import pipe_name
 from kdpipes.core.secrets import masked
 from kdpipes.look.batch import columns_of
-from kdpipes.look.doctor.rules import (
-    Facts,
-    Wrong,
-    contents,
-    rule,
-    samples_of,
-    selector_in,
-)
+from kdpipes.look.doctor.rules import Facts, Wrong, contents, rule, samples_of, selector_in
 from kdpipes.sources.open_shards import ShardReaderMapDataPipe
 from kdpipes.storage.decoding import open_image
 from kdpipes.storage.tar import DottedKeys

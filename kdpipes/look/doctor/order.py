@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Iterator
 
@@ -11,7 +10,7 @@ from kdpipes.core.chain import Chain
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.torch_pipes import Mapper, ShardingFilter, Shuffler, UnBatcher
-from kdpipes.delivery.layout import group_ranks, ranks_now
+from kdpipes.delivery.layout import ranks_now, unknown_rank
 from kdpipes.look.doctor.rules import Facts, Wrong, contents, rule, upstream_nodes
 from kdpipes.look.shuffle_quality import shuffle_quality
 from kdpipes.work.fields import FieldAdder, Selector
@@ -19,7 +18,6 @@ from kdpipes.work.fields import FieldAdder, Selector
 __all__: list[str] = []
 
 _MIXING = ("permute", "mix", "sample_weighted", "shuffle")
-_ONE_PROCESS = (("", ""), ("", "1"), ("0", "1"))
 _FEW = 256  # samples of an epoch below which its shuffle is not measured
 _MANY = 50_000  # of a larger epoch, as many samples are compared
 
@@ -175,19 +173,11 @@ def sharded_late(chain: Chain, facts: Facts) -> Iterator[Wrong]:
 
 @rule("unclear-rank", "warning")
 def unclear_rank(chain: Chain, facts: Facts) -> Iterator[Wrong]:
-    """The environment names several ranks, but not which one this is, so it takes itself for the only one."""
-    named = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    """A launcher has started several processes, but their ranks are unknown, so each takes itself for the only one."""
     is_for_all = chain.deal is not None and chain.deal.pipe.is_for_all_ranks
-    if tuple(named.values()) in _ONE_PROCESS or is_for_all or group_ranks() is not None or ranks_now().num_ranks > 1:
-        return
-    shown = ", ".join(f"{name}={value!r}" if value else f"no {name}" for name, value in named.items())
-    yield (
-        chain.end.name,
-        f"The environment has {shown}, and there is no process group.",
-        "That names no rank, so this process takes itself for the only one: every rank gets all samples.",
-        "Set both, RANK from 0 to WORLD_SIZE - 1, as torchrun does, or call `torch.distributed.init_process_group` "
-        "before the epoch; for a single process, set neither.",
-    )
+    problem = unknown_rank()
+    if problem is not None and not is_for_all:
+        yield chain.end.name, *problem
 
 
 @rule("same-batches", "warning")
