@@ -10,7 +10,7 @@ from kdpipes.core import torch_pipes
 
 # Copies the DataPipes of torch, removes them from torch, and points the module that imports them at the copy.
 WITHOUT = """
-import pathlib, shutil, sys, types
+import multiprocessing, pathlib, shutil, sys, types
 import torch, torch.utils.data as data
 
 folder, copied = pathlib.Path(data.__file__).parent, pathlib.Path("copied")
@@ -25,6 +25,7 @@ for path in copied.rglob("*.py"):
 names = "from copied.datapipes.datapipe import DFIterDataPipe, DataChunk, IterDataPipe, MapDataPipe"
 (copied / "__init__.py").write_text(names + "; from copied.datapipes import iter, map")
 
+multiprocessing.set_start_method("fork")  # other workers would import the DataPipes of torch
 sys.modules["torchdata"] = None
 for name in [*sys.modules, "torch.utils.data.graph_settings"]:
     if name.startswith(("torch.utils.data.datapipes", "torch.utils.data.graph")):
