@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
 import tarfile
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 
-_clock = itertools.count(1_000_000_000)
+_clock = iter(range(10**9, 2 * 10**9))  # unlike `itertools.count`, it has a hash on Python 3.14
 
 
 @dataclass(frozen=True)
