@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(*words: str | Path, cwd: Path, **environment: str) -> str:
-    command, environment = [sys.executable, "-m", *words], {**os.environ, **environment}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -34,13 +34,13 @@ def test_the_archives_are_complete_and_run_alone(tmp_path: Path) -> None:
     with tarfile.open(archive) as unpacked:
         unpacked.extractall(tmp_path, filter="data")
     check_metadata(tmp_path / "wheel/kdpipes-0.2.0.dist-info")
-    alone = {"PYTHONPATH": str(tmp_path / "wheel")}
     (tmp_path / "empty").mkdir()
-    said = run("kdpipes", "demo", "--num-workers", "0", "--num-epochs", "1", cwd=tmp_path / "empty", **alone)
+    wheel = tmp_path / "wheel"
+    said = run("kdpipes", "demo", "--num-workers=0", "--num-epochs=1", cwd=tmp_path / "empty", PYTHONPATH=str(wheel))
     assert "kdpipes-demo" in said
     tests = ["tests/test_ci.py", "tests/test_words.py", "tests/test_readme.py"]
-    unpacked_root = tmp_path / f"kdpipes-{kdp.__version__}"
-    run("pytest", "-q", "-m", "not slow and not full", *tests, cwd=unpacked_root, PYTHONPATH=str(unpacked_root))
+    root = tmp_path / "kdpipes-0.2.0"
+    run("pytest", "-q", "-mnot slow and not full", *tests, cwd=root, PYTHONPATH=str(root))
 
 
 def check_metadata(folder: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.column import Column
-from kdpipes.core.errors import DataError, check_class_names, closest, must_be
+from kdpipes.core.errors import DataError, check_class_names, check_type, closest, must_be
 from kdpipes.core.labels import number_labels
 from kdpipes.core.map_pipe import as_column
 from kdpipes.core.registry import called_as
@@ -109,6 +109,8 @@ class TableReaderMapDataPipe(IdReaderMapDataPipe):
             raise ImportError("`kdp.from_table` needs pyarrow. Install it: `pip install 'kdpipes[table]'`.")
         if sep is not None and (not isinstance(sep, str) or len(sep) != 1):
             raise ValueError(must_be("sep", "one character", sep))
+        for param, name in {"path": path, "label": label, "key": key}.items():
+            check_type(param, name, str | None, "the name of one column")
         template = _template_of(path)
         texts = {name for name in (label, key, path, *(name for _, name in template)) if name is not None}
         with using(Access(storage_options=storage_options)):

@@ -124,6 +124,7 @@ def test_it_stays_linear_without_a_python_loop() -> None:
         (COLUMNS, {"path": "fil"}, ValueError, "`path` must be a column of file, bird, width.*mean 'file'"),
         (COLUMNS, {"columns": ["size"]}, ValueError, "`columns` must be a column of"),
         ({"id": ["a", "a"]}, {"key": "id"}, kdp.DataError, "'a' occurs 2 times in 'id'"),
+        (COLUMNS, {"path": ["file"]}, TypeError, "`path` must be the name of one column, but is \\['file'\\] instead"),
         ({"x": ["a"], "file": ["b"]}, {"path": "file"}, ValueError, "has a column 'x'"),
         ({"x": ["a"], "file": ["b"]}, {"path": "file", "label": "x"}, ValueError, "has a column 'x'"),
         ({"y": [7], "c": ["b"]}, {"label": "c"}, ValueError, "has a column 'y', but field 'y' is the label.*rename"),
