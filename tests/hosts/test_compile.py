@@ -34,4 +34,4 @@ if __name__ == "__main__":
 def test_models_compile_before_workers_start_and_in_the_loop(method: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-W", "ignore", tmp_path / "train.py", method]
-    subprocess.run(command, check=True, cwd=tmp_path, timeout=110)
+    subprocess.run(command, check=True, timeout=110)
