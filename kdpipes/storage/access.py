@@ -47,7 +47,7 @@ _warned_at = -math.inf
 _URL = re.compile(r"\S+://\S+")
 _REJECTED_STATUSES = (401, 403, 407)
 _REJECTED_CLASSES = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")  # classes of botocore
-_TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two different classes on Python 3.10
+_TIMEOUTS = (TimeoutError, asyncio.TimeoutError, NotDone)  # different classes on Python 3.10
 _OF_S3 = (
     "Are there credentials (`AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or `AWS_PROFILE`; for a public bucket "
     """`FSSPEC_S3='{{"anon": true}}'`), may they read this, and is the endpoint right (`AWS_ENDPOINT_URL`)?"""
@@ -94,14 +94,14 @@ class Access:
         *,
         origin: str = "",
     ) -> None:
-        given: Any = storage_options
-        if given is not None and not isinstance(given, Mapping):
-            kind = type(given).__name__  # the value may be a secret
+        options: Any = {} if storage_options is None else storage_options
+        if not isinstance(options, Mapping):
+            kind = type(options).__name__  # the value may be a secret
             raise TypeError(f"`storage_options` must be a mapping of names to values, but is of {kind} instead.")
-        if storage_options is not None and not all(isinstance(name, str) for name in storage_options):
+        if not all(isinstance(name, str) for name in options):
             raise TypeError("`storage_options` must have texts as names, but has others.")
         self.timeout_s = check_timeout(timeout_s)
-        self.storage_options = dict(storage_options or {})
+        self.storage_options = dict(options)
         self.hedge_s = check_timeout(hedge_s, "hedge_s")
         self.origin = origin
         self.token = tokenize(self.storage_options, origin) if self.storage_options or origin else ""
@@ -320,36 +320,24 @@ def _is_rejection(error: BaseException) -> bool:
     return is_known or isinstance(error, PermissionError)
 
 
-def on_loop(call: Callable[..., Result], url: str, num_bytes: int) -> Result:
-    """Return the result of a call on fsspec's event loop. After a timeout, fsspec also drops the connection."""
-    limit = current_access().timeout_s
-    if limit is None:
-        return call()
-    seconds = limit + num_bytes / _SLOWEST
-    begin = time.monotonic()
-    try:
-        return call(timeout=seconds)
-    except _TIMEOUTS as error:
-        if time.monotonic() - begin < seconds:
-            raise
-        raise SilenceError(url, seconds) from error
+def in_time(action: Callable[..., Result], url: str, num_bytes: int = 0, *, is_on_loop: bool = False) -> Result:
+    """Return the result of an action within the time limit, which is longer for responses of many bytes.
 
-
-def in_time(action: Callable[[], Result], url: str, num_bytes: int = 0) -> Result:
-    """Return the result of an action that cannot be cancelled; when it is late, a daemon thread is left with it.
+    With `is_on_loop`, the action runs on fsspec's event loop and takes a timeout, after which fsspec drops the
+    connection. Other actions cannot be cancelled: a late one keeps a daemon thread.
 
     Raises:
-        SilenceError: It takes longer than the time limit, which is longer for responses of many bytes.
+        SilenceError: It takes longer than the time limit.
     """
     seconds = current_access().timeout_s
     if seconds is None:
         return action()
     limit = seconds + num_bytes / _SLOWEST
-    request = Threads(1, _NAME).submit(action)
+    begin = time.monotonic()
     try:
-        return request.result(limit)
-    except NotDone as error:
-        if request.done():  # the request itself raised the TimeoutError
+        return action(timeout=limit) if is_on_loop else Threads(1, _NAME).submit(action).result(limit)
+    except _TIMEOUTS as error:
+        if time.monotonic() - begin < limit:  # the request itself raised the error
             raise
         raise SilenceError(url, limit) from error
 

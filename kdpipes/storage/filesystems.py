@@ -26,7 +26,7 @@ from fsspec.spec import AbstractFileSystem
 
 from kdpipes.core.errors import must_be
 from kdpipes.core.secrets import masked
-from kdpipes.storage.access import PrivateHostError, WrongResponseError, current_access, in_time, on_loop
+from kdpipes.storage.access import PrivateHostError, WrongResponseError, current_access, in_time
 from kdpipes.storage.readers import WHOLE, Response, Stat, Wanted, stat_in
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
@@ -300,7 +300,7 @@ class FsspecReader:
         read = _CHECKED.get(f"{kind.__module__}.{kind.__qualname__}")
         if read is not None:
             call = partial(sync, self.filesystem.loop, read, self.filesystem, self.path, wanted)
-            response: Response = on_loop(call, self.url, num_bytes)
+            response: Response = in_time(call, self.url, num_bytes, is_on_loop=True)
             return response
         part = {} if wanted.stop is None else {"start": wanted.start, "end": wanted.stop}
         content = ask(self.filesystem, "cat_file", self.url, self.path, num_bytes=num_bytes, **part)
@@ -341,7 +341,7 @@ def ask(filesystem: Any, method: str, url: str, *args: Any, num_bytes: int = 0, 
     call = partial(getattr(filesystem, method), *args, **kwargs)
     # fsspec generates the synchronous methods of asynchronous file systems. Only these accept a timeout.
     is_generated = getattr(filesystem, "async_impl", False) and method in vars(filesystem)
-    return on_loop(call, url, num_bytes) if is_generated else in_time(call, url, num_bytes)
+    return in_time(call, url, num_bytes, is_on_loop=is_generated)
 
 
 async def _read_http(filesystem: Any, url: str, wanted: Wanted) -> Response:

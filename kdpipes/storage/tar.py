@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from fsspec.compression import compr
@@ -21,7 +22,7 @@ from kdpipes.core.messages import warn
 from kdpipes.storage.access import NoRangesError
 from kdpipes.storage.decoding import INTEGER, NUMBERS, ColumnBuilder
 from kdpipes.storage.files import crc32, naming, read_url
-from kdpipes.storage.readers import LocalReader, Version, read_span
+from kdpipes.storage.readers import Version, read_span
 from kdpipes.storage.remote import BrokenStreamError, RemoteStream, Span, read_range
 from kdpipes.storage.shard_index import IndexBuilder, MemberRow, Places, ShardIndex
 from kdpipes.storage.tar_headers import (
@@ -99,7 +100,7 @@ def _opened(url: str, open_stream: Callable[[str], RemoteStream] = RemoteStream)
     if not is_local(url):
         return open_stream(url)
     with naming(url):
-        return LocalReader(url).stream()
+        return open(url, "rb")  # noqa: PTH123 - the caller closes it
 
 
 def _unpacked(url: str, raw: Any) -> Any:
@@ -218,22 +219,14 @@ def _grouped(url: str, members: Iterable[Content]) -> Iterator[Group]:
 
 def _runs(url: str, members: Iterable[Content]) -> Iterator[Group]:
     """Yield consecutive members with the same key, as webdataset groups them."""
-    group: Group = []
-    fields: set[str] = set()
-    current = None
-    for member, content in members:
-        key, field, _, offset, _ = member
-        if key != current:
-            if group:
-                yield group
-            group = []
-            fields = set()
-            current = key
-        if field in fields:
-            raise _repeated(url, field, key, offset)
-        fields.add(field)
-        group.append((member, content))
-    if group:
+    for key, run in groupby(members, lambda content: content[0].key):
+        group: Group = []
+        fields: set[str] = set()
+        for member, content in run:
+            if member.field in fields:
+                raise _repeated(url, member.field, key, member.offset)
+            fields.add(member.field)
+            group.append((member, content))
         yield group
 
 
