@@ -160,16 +160,14 @@ def decode(
     try:
         mark, number, checksum, length, size = _FRAME.unpack_from(view)
     except struct.error:
-        raise DamagedError(f"The cache entry is truncated: it has only {len(view)} bytes.") from None
+        raise DamagedError(f"The entry is truncated: it has only {len(view)} bytes.") from None
     if mark != _MARK or number != FORMAT:
-        raise DamagedError(
-            f"The cache entry is not in format {FORMAT}, the only one that this version of kdpipes reads."
-        )
+        raise DamagedError(f"The entry is not in format {FORMAT}, the only one that this version of kdpipes reads.")
     if length != len(view):
-        raise DamagedError(f"The cache entry has {len(view)} bytes, but its header says {length}.")
+        raise DamagedError(f"The entry has {len(view)} bytes, but its header says {length}.")
     if verify and crc32(view[_START_OF_CHECKED:], crc32(key)) != checksum:
         raise DamagedError(
-            f"The cache entry of {length} bytes is damaged: its checksum differs, or it belongs to another key."
+            f"The entry of {length} bytes is damaged: its checksum differs, or it belongs to another key."
         )
     start = _FRAME.size + size
     try:

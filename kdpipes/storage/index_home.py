@@ -234,7 +234,7 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
         joined: Catalog | None = None
         try:
             joined = Catalog.from_file(path) if path.exists() else None
-        except (DataError, OSError, ValueError, KeyError, TypeError) as error:
+        except (DataError, OSError, ValueError) as error:  # ValueError: the file is empty
             _log.info("%s", error)
         if joined is not None and _is_seen_since(note, asked):
             return joined

@@ -1,18 +1,15 @@
 """The index of a tar shard or a part of records, with the locations of each sample's fields, and joined indexes.
 
-A sidecar `NAME.index` is plain data: a mark, a header in JSON, little-endian arrays, and a CRC-32 of the whole.
+A sidecar `NAME.index` is an entry of `codec`: plain data with a CRC-32 of the whole.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +18,14 @@ from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.shared import PackedStrings
+from kdpipes.storage.codec import decode, encode
 from kdpipes.storage.decoding import Column, joined_column
-from kdpipes.storage.files import crc32
 from kdpipes.storage.readers import Version, map_file
 
 UNCHECKED = -1  # placeholder for a checksum that was not computed
-_MAGIC = b"kdpindex"
-_MAGIC_OF_MANY = b"kdpjoind"
-_FORMATS = (1, 2)  # without columns, and with columns
-_ALIGNMENT = 8
+_INDEX = "index of a shard"
+_CATALOG = "index of several shards"
+_SHARDS = ""  # no field has this name
 _RESERVE = 1.25  # factor on the size extrapolated from the shards so far
 
 
@@ -93,9 +89,7 @@ class ShardIndex:
 
     def to_bytes(self) -> bytes:
         """Return the content of the sidecar."""
-        header = {"size": self.version.size, "tag": self.version.tag, "num_samples": len(self.keys)}
-        arrays = _arrays_of(self.keys, self.fields, self.columns)
-        return _packed(_MAGIC, header | _names_of(self.fields, self.columns), arrays)
+        return _encoded(_INDEX, [[self.version]], self.keys, self.fields, self.columns)
 
     @classmethod
     def from_bytes(cls, content: bytes, url: str) -> ShardIndex:
@@ -104,57 +98,9 @@ class ShardIndex:
         Raises:
             DataError: The content is not an index, is damaged, or has another format.
         """
-        header, arrays = _unpacked(_MAGIC, content, url)
-        try:
-            keys, fields, columns = _contents_of(header, arrays)
-            places = {name: known for name, known in fields.items() if isinstance(known, Places)}
-            if len(keys) != header["num_samples"] or len(places) != len(fields):
-                raise ValueError("it is not complete")
-            return cls(Version(int(header["size"]), str(header["tag"])), keys, places, columns)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"Index {url!r} is damaged: {error}. Write it again with `kdpipes index`.") from error
-
-
-def _packed(magic: bytes, header: dict[str, Any], arrays: Iterable[tuple[str, NDArray[Any]]]) -> bytes:
-    """Return a mark, a header in JSON, named arrays of numbers and a checksum as one byte string."""
-    known = [(name, np.ascontiguousarray(values)) for name, values in arrays]
-    kinds = [[name, values.dtype.newbyteorder("<").str, len(values)] for name, values in known]
-    text = json.dumps({**header, "arrays": kinds}, ensure_ascii=False).encode("utf-8", "surrogateescape")
-    number = _FORMATS["columns" in header]
-    parts = [magic, np.array([number, len(text)], dtype="<u4").tobytes(), text]
-    size = sum(map(len, parts))
-    for _, values in known:
-        parts += [bytes(-size % _ALIGNMENT), values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()]
-        size += len(parts[-2]) + len(parts[-1])
-    content = b"".join(parts)
-    return content + np.array([crc32(content)], dtype="<u4").tobytes()
-
-
-def _unpacked(magic: bytes, content: bytes | mmap.mmap, url: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the header and the arrays that `_packed` has encoded. The arrays are views of the content."""
-    view = memoryview(content)
-    head = len(magic) + 8
-    if view[: len(magic)] != magic or len(view) < head + 4:
-        raise DataError(f"{url!r} is not the index of a shard.")
-    number, length = np.frombuffer(view, dtype="<u4", count=2, offset=len(magic)).tolist()
-    if number not in _FORMATS:
-        raise DataError(f"Index {url!r} is of format {number}, but this kdpipes reads formats up to {_FORMATS[-1]}.")
-    if crc32(view[:-4]) != int(np.frombuffer(view[-4:], dtype="<u4")[0]):
-        raise DataError(f"Index {url!r} is damaged: its checksum does not match.")
-    try:
-        header = json.loads(bytes(view[head : head + length]).decode("utf-8", "surrogateescape"))
-        arrays: dict[str, NDArray[Any]] = {}
-        start = head + length
-        for name, kind, count in header["arrays"]:
-            dtype = np.dtype(kind)
-            if dtype.kind not in "biuf":
-                raise ValueError(f"array {name!r} is of {dtype}")
-            start += -start % _ALIGNMENT
-            arrays[name] = np.frombuffer(view, dtype=dtype, count=count, offset=start)
-            start += count * dtype.itemsize
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"Index {url!r} cannot be read: {type(error).__name__}: {error}.") from error
-    return header, arrays
+        versions, keys, fields, columns = _decoded(_INDEX, content, url)
+        places = {name: values for name, values in fields.items() if isinstance(values, Places)}
+        return cls(versions[0][0], keys, places, columns)
 
 
 class IndexBuilder:
@@ -323,9 +269,8 @@ class Catalog:
 
     def to_bytes(self) -> bytes:
         """Return the content of a file for the local cache. `names` and `urls` are not part of it."""
-        header = {"versions": list(self.versions), "sources": list(self.sources)}
-        arrays = chain([("shards", self.shards)], _arrays_of(self.short_keys, self.fields, self.columns))
-        return _packed(_MAGIC_OF_MANY, header | _names_of(self.fields, self.columns), arrays)
+        versions = [self.versions, self.sources]
+        return _encoded(_CATALOG, versions, self.short_keys, {**self.fields, _SHARDS: self.shards}, self.columns)
 
     @classmethod
     def from_file(cls, path: Path) -> Catalog:
@@ -337,62 +282,57 @@ class Catalog:
         """
         with path.open("rb") as file:
             content = map_file(file.fileno())
-        header, arrays = _unpacked(_MAGIC_OF_MANY, content, str(path))
-        versions, sources = (
-            [Version(int(size), str(tag)) for size, tag in header[name]] for name in ("versions", "sources")
-        )
-        keys, fields, columns = _contents_of(header, arrays)
-        return cls(versions, arrays["shards"], keys, fields, columns, sources)
+        (versions, sources), keys, fields, columns = _decoded(_CATALOG, content, str(path))
+        shards: Any = fields.pop(_SHARDS)
+        return cls(versions, shards, keys, fields, columns, sources)
 
 
-def _names_of(fields: Mapping[str, Any], columns: Mapping[str, Column]) -> dict[str, list[str]]:
-    return {"fields": list(fields), **({"columns": list(columns)} if columns else {})}
+def _encoded(
+    kind: str,
+    versions: Sequence[Sequence[Version]],
+    keys: PackedStrings,
+    fields: Mapping[str, Any],
+    columns: Mapping[str, Column],
+) -> bytes:
+    """Return an index or catalog as an entry of `codec`."""
+    header = [[tuple(version) for version in group] for group in versions]
+    parts = {name: vars(known) if isinstance(known, Places) else {"values": known} for name, known in fields.items()}
+    texts = {name: column.arrays() for name, column in columns.items() if isinstance(column, PackedStrings)}
+    return b"".join(encode((kind, header, keys.arrays(), parts, {**columns, **texts})))
 
 
-def _arrays_of(
-    keys: PackedStrings, fields: Mapping[str, Places | NDArray[np.int64]], columns: Mapping[str, Column]
-) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the arrays of an index or catalog, each with its name in the file."""
-    ends, letters = keys.arrays()
-    yield from (("ends", ends), ("keys", letters))
-    for number, known in enumerate(fields.values()):
-        parts = vars(known) if isinstance(known, Places) else {"values": known}
-        yield from ((f"{number}.{name}", values) for name, values in parts.items() if values is not None)
-    for number, column in enumerate(columns.values()):
-        if isinstance(column, PackedStrings):
-            ends, letters = column.arrays()
-            yield from ((f"column {number}.ends", ends), (f"column {number}.letters", letters))
-        else:
-            yield f"column {number}", column
+def _decoded(kind: str, content: Any, url: str) -> tuple[list[list[Version]], PackedStrings, Fields, dict[str, Column]]:
+    """Return versions, keys, fields and columns of an index or catalog. The arrays are views of the content.
+
+    Raises:
+        DataError: The content is something else, is damaged, or has another format.
+    """
+    try:
+        kind_found, header, arrays, parts, packed = decode(content)
+        if kind_found != kind:
+            raise ValueError(f"It is no {kind}")
+        versions = [[Version(int(size), str(tag)) for size, tag in group] for group in header]
+        keys = PackedStrings.of_arrays(*map(_checked, arrays))
+        fields: Fields = {}
+        for name, values in parts.items():
+            places = {part: _checked(array, len(keys)) for part, array in values.items() if array is not None}
+            fields[name] = Places(**places) if "offsets" in places else places["values"]
+        columns: dict[str, Column] = {}
+        for name, column in packed.items():
+            is_text = isinstance(column, tuple)
+            columns[name] = PackedStrings.of_arrays(*map(_checked, column)) if is_text else _checked(column)
+            if len(columns[name]) != len(keys):
+                raise ValueError("Its columns have different lengths")
+    except (DataError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = str(error).rstrip(".")
+        raise DataError(f"Index {url!r} cannot be read: {reason}. Write it again with `kdpipes index`.") from error
+    return versions, keys, fields, columns
 
 
-def _contents_of(
-    header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-) -> tuple[PackedStrings, Fields, dict[str, Column]]:
-    """Return keys, fields and columns. Raise KeyError or ValueError if they are incomplete."""
-    keys = PackedStrings.of_arrays(arrays["ends"], arrays["keys"])
-    fields: Fields = {}
-    for number, name in enumerate(header["fields"]):
-        offsets, sizes, checksums, values = (
-            arrays.get(f"{number}.{part}") for part in ("offsets", "sizes", "checksums", "values")
-        )
-        if offsets is not None and sizes is not None:
-            fields[str(name)] = Places(offsets, sizes, checksums, values)
-        else:
-            fields[str(name)] = arrays[f"{number}.values"]
-    columns: dict[str, Column] = {}
-    for number, name in enumerate(header.get("columns", ())):
-        if f"column {number}" in arrays:
-            columns[str(name)] = arrays[f"column {number}"]
-        else:
-            ends = arrays[f"column {number}.ends"]
-            letters = arrays[f"column {number}.letters"]
-            columns[str(name)] = PackedStrings.of_arrays(ends, letters)
-    parts = [
-        values
-        for known in fields.values()
-        for values in (vars(known).values() if isinstance(known, Places) else [known])
-    ]
-    if any(values is not None and len(values) != len(keys) for values in (*parts, *columns.values())):
-        raise ValueError("its columns are of different lengths")
-    return keys, fields, columns
+def _checked(array: Any, length: int | None = None) -> NDArray[Any]:
+    """Return an array of an index; raise ValueError unless it holds `length` numbers."""
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise ValueError("It holds something other than columns of numbers")
+    if length not in (None, len(array)):
+        raise ValueError("Its columns have different lengths")
+    return array

@@ -64,13 +64,6 @@ def test_not_a_number_and_what_is_missing_are_told_apart() -> None:
     assert values_of(column)[2] is None
 
 
-def test_an_index_without_columns_stays_one_of_the_first_format() -> None:
-    index = index_of([1])
-    content = ShardIndex(index.version, index.keys, index.fields).to_bytes()
-    assert (content[8], index.to_bytes()[8]) == (1, 2)
-    assert ShardIndex.from_bytes(content, "").columns == {}
-
-
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_an_error(place: float, bit: int) -> None:
     content = bytearray(index_of([1, "heron"], b=[0.5, True]).to_bytes())
