@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import logger, shown_if_slow
 from kdpipes.storage.access import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
+from kdpipes.storage.codec import DamagedError
 from kdpipes.storage.decoding import Column, ColumnBuilder
 from kdpipes.storage.files import crc32, version_of
 from kdpipes.storage.index_home import (
@@ -26,6 +27,7 @@ from kdpipes.storage.index_home import (
     keep,
     kept_index,
     put_index,
+    read_index,
 )
 from kdpipes.storage.jobs import in_parallel
 from kdpipes.storage.readers import Version, md5_of
@@ -267,23 +269,21 @@ def index_beside(url: str) -> ShardIndex | None:
     """Return the index beside a shard, if both exist and it describes the current shard or its original."""
     try:
         version = version_of(url)
+        index = read_index(index_url(url))
     except FileNotFoundError:
         return None
-    search = find_index(url, version, [index_url(url)])
-    for damage in search.damage:
-        _log.warning("%s The shard is taken for unfinished.", damage)
-    return search.index or next((index for index in search.others if _is_proven(index, url, version)), None)
-
-
-def _is_proven(index: ShardIndex, url: str, version: Version) -> bool:
-    """Return whether the contents of a shard match the checksums in its index. This reads the whole shard."""
-    if index.version.size != version.size:
-        return False
-    try:
+    except DamagedError as error:
+        _log.warning("%s The shard is taken for unfinished.", error)
+        return None
+    if index is None or index.version.size != version.size:
+        return None
+    if version.tag and index.version == version:
+        return index
+    with suppress(DataError):  # the shard was copied: this reads all of it
         rebuilt = index_shard(url, version, with_checksums=True)
-    except DataError:
-        return False
-    return replace(rebuilt, version=index.version).to_bytes() == index.to_bytes()
+        if replace(rebuilt, version=index.version).to_bytes() == index.to_bytes():
+            return index
+    return None
 
 
 @dataclass(frozen=True)

@@ -294,12 +294,12 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
 
 
 def write_url(url: str, content: bytes) -> None:
-    """Write a whole file atomically, replacing an existing one."""
+    """Write a whole file atomically, replacing an existing one; temporary errors of remote storage are retried."""
     if is_local(url):
         replace_file(Path(url), content)
     else:
-        filesystem, place = filesystem_of(url)
-        filesystem.pipe_file(place, content)
+        filesystem, path = filesystem_of(url)
+        retried(lambda: filesystem.pipe_file(path, content), final=(NotImplementedError,))
 
 
 def create_url(url: str, content: bytes) -> bytes:
@@ -323,7 +323,7 @@ def create_url(url: str, content: bytes) -> bytes:
     try:
         return retried(create, final=unable)
     except unable:
-        retried(lambda: write_url(url, content))
+        write_url(url, content)
         return read_url(url)
 
 

@@ -28,6 +28,7 @@ from kdpipes.core.errors import DataError
 from kdpipes.core.messages import logger
 from kdpipes.core.secrets import masked
 from kdpipes.storage.access import NUM_TRIES, NUM_TRIES_WITH_COPY, TooLargeError
+from kdpipes.storage.codec import DamagedError
 from kdpipes.storage.files import (
     cache_folder,
     cached_name,
@@ -98,13 +99,11 @@ class IndexFound:
             "missing".
         index: The index, if it is fresh. If shard and index were copied, its version is that of the original shard.
         damage: The errors of indexes that cannot be read.
-        others: The readable indexes that were not used.
     """
 
     state: IndexState
     index: ShardIndex | None
     damage: Sequence[DataError] = ()
-    others: Sequence[ShardIndex] = ()
 
 
 def current_index(url: str, version: Version) -> IndexFound:
@@ -117,24 +116,30 @@ def current_index(url: str, version: Version) -> IndexFound:
     return replace(search, index=index)
 
 
-def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFound:
+def read_index(home: str, max_bytes: int = MAX_BYTES) -> ShardIndex | None:
+    """Return the index at a URL; None if it is missing.
+
+    Raises:
+        DamagedError: It is damaged, or has another format.
+        TooLargeError: It has more than `max_bytes` bytes.
+    """
+    content = if_there(partial(read_url, max_bytes=max_bytes), home)
+    return None if content is None else ShardIndex.from_bytes(content, home)
+
+
+def find_index(url: str, version: Version) -> IndexFound:
     """Look for a shard's index beside it and in the local cache, without writing anything."""
     indexes: list[tuple[str, ShardIndex]] = []
     damage: list[DataError] = []
     # Bound the size: everything in an index is also in its shard, except for a header.
     max_bytes = _LARGEST_HEADER + 2 * version.size if version.size >= 0 else MAX_BYTES
-    for home in homes or index_homes(url):
+    for home in index_homes(url):
         try:
-            content = if_there(partial(read_url, max_bytes=max_bytes), home)
-        except TooLargeError as error:
+            index = read_index(home, max_bytes)
+        except (DamagedError, TooLargeError) as error:
             damage.append(error)
             continue
-        if content is None:
-            continue
-        try:
-            index = ShardIndex.from_bytes(content, home)
-        except DataError as error:
-            damage.append(error)
+        if index is None:
             continue
         if version.tag and index.version == version and not ends_early(index, url):
             return IndexFound("fresh", index, damage)
@@ -142,7 +147,7 @@ def find_index(url: str, version: Version, homes: Sequence[str] = ()) -> IndexFo
     fitting = (index for home, index in indexes if _may_fit(index.version, version, home, url))
     fit = next((index for index in fitting if is_index_of(index, url) and not ends_early(index, url)), None)
     otherwise: IndexState = "stale" if indexes else "damaged" if damage else "missing"
-    return IndexFound("fresh" if fit is not None else otherwise, fit, damage, [index for _, index in indexes])
+    return IndexFound("fresh" if fit is not None else otherwise, fit, damage)
 
 
 def _may_fit(then: Version, now: Version, place: str, url: str) -> bool:
@@ -170,11 +175,9 @@ def _is_newer(place: str, url: str) -> bool:
 
 def kept_index(url: str) -> ShardIndex | None:
     """Return the index of a shard, of any version, from the local cache, or None."""
-    content = if_there(read_url, _cached_index(url))
-    try:
-        return None if content is None else ShardIndex.from_bytes(content, url)
-    except DataError:
-        return None
+    with suppress(DamagedError):
+        return read_index(_cached_index(url))
+    return None
 
 
 def keep(url: str, index: ShardIndex) -> None:
@@ -351,9 +354,7 @@ class KnownIndexes:
                 indexes.update(_indexes_in(read_url(f"{folder}/{DATA_SET_INDEX}"), urls))
             except (DataError, tarfile.TarError, FileNotFoundError) as error:
                 _log.info("The index of the dataset in %s is not used: %s", masked(folder), error)
-        for url in self.others:
-            with suppress(DataError, OSError):
-                indexes[url] = ShardIndex.from_bytes(Path(_cached_index(url)).read_bytes(), url)
+        indexes.update((url, index) for url in self.others if (index := kept_index(url)) is not None)
         return {url: index for url, index in indexes.items() if self.confirms(url, index.version)}
 
 

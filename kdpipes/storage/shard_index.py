@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kdpipes.core.errors import DataError
 from kdpipes.core.shared import PackedStrings
-from kdpipes.storage.codec import decode, encode
+from kdpipes.storage.codec import DamagedError, decode, encode
 from kdpipes.storage.decoding import Column, joined_column
 from kdpipes.storage.readers import Version, map_file
 
@@ -96,7 +96,7 @@ class ShardIndex:
         """Return the index in a sidecar. Its arrays are views of the content.
 
         Raises:
-            DataError: The content is not an index, is damaged, or has another format.
+            DamagedError: The content is not an index, is damaged, or has another format.
         """
         versions, keys, fields, columns = _decoded(_INDEX, content, url)
         places = {name: values for name, values in fields.items() if isinstance(values, Places)}
@@ -277,7 +277,7 @@ class Catalog:
         """Return the catalog in a file, whose pages are shared by all processes that map it.
 
         Raises:
-            DataError: The file is not a catalog, or is damaged.
+            DamagedError: The file is not a catalog, or is damaged.
             OSError: The file cannot be mapped.
         """
         with path.open("rb") as file:
@@ -305,7 +305,7 @@ def _decoded(kind: str, content: Any, url: str) -> tuple[list[list[Version]], Pa
     """Return versions, keys, fields and columns of an index or catalog. The arrays are views of the content.
 
     Raises:
-        DataError: The content is something else, is damaged, or has another format.
+        DamagedError: The content is something else, is damaged, or has another format.
     """
     try:
         kind_found, header, arrays, parts, packed = decode(content)
@@ -325,7 +325,7 @@ def _decoded(kind: str, content: Any, url: str) -> tuple[list[list[Version]], Pa
                 raise ValueError("Its columns have different lengths")
     except (DataError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).rstrip(".")
-        raise DataError(f"Index {url!r} cannot be read: {reason}. Write it again with `kdpipes index`.") from error
+        raise DamagedError(f"Index {url!r} cannot be read: {reason}. Write it again with `kdpipes index`.") from error
     return versions, keys, fields, columns
 
 

@@ -35,12 +35,11 @@ from kdpipes.core.fingerprint import fingerprint
 from kdpipes.core.iter_pipe import seed_streams
 from kdpipes.core.map_pipe import MapPipe, item_at
 from kdpipes.core.messages import shown_if_slow
-from kdpipes.core.order import Order
 from kdpipes.core.pipe import class_names_of, fields_of, gives_samples, prepare_for_workers
 from kdpipes.core.registry import shown_name
 from kdpipes.core.sample import Sample, as_sample
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
-from kdpipes.storage.access import NUM_TRIES, Access, retried, using
+from kdpipes.storage.access import Access, retried, using
 from kdpipes.storage.catalog import index_beside
 from kdpipes.storage.files import create_url, list_folder, locked, read_url, version_of, write_url
 from kdpipes.storage.filesystems import filesystem_of, parent_of
@@ -59,13 +58,13 @@ from kdpipes.write.members import (
     check_tar_key,
     duplicate_error,
     make_or_leave_out,
+    prefetched,
 )
 
 Made = TypeVar("Made")
 Coming = tuple[int, Callable[[], Sample]]  # a position in the chain, and a function that makes the sample, or fails
 _NUMBER = re.compile(r"%(?:0\d+)?d")
 _NUM_THREADS = 16
-_AHEAD = 64  # samples that a remote source prefetches at a time
 _MEASURED = 512  # samples that one job measures
 _PATIENCE_S = 0.5  # for the lock: workers of a killed run may hold it until they notice, after some milliseconds
 _END: Any = object()
@@ -262,6 +261,7 @@ class ShardPlaces:
         self._tail = name[found[0].end() :]
         self._number = found[0][0]
         self.is_local = is_local(text)
+        self._pattern = re.escape(self._head) + r"\d+" + re.escape(self._tail)  # of the shards of all jobs
         self.notes_url = f"{self._folder}{self._head}shards{self._tail.removesuffix('.tar')}.json"
 
     def url(self, number: int) -> str:
@@ -303,14 +303,13 @@ class ShardPlaces:
 
     def existing(self) -> list[str]:
         """Return the names of the shards in the folder, of this job or of others."""
-        ours = re.compile(re.escape(self._head) + r"\d+" + re.escape(self._tail))
-        return sorted(name for name in self._names() if ours.fullmatch(name))
+        return sorted(name for name in self._names() if re.fullmatch(self._pattern, name))
 
     def remove_drafts(self) -> None:
         """Remove the incomplete files of processes that were killed."""
-        draft = re.compile(r"\." + re.escape(self._head) + r"\d+" + re.escape(self._tail) + r"(\.index)?\.\w+\.part")
+        draft = rf"\.{self._pattern}(\.index)?\.\w+\.part"
         for name in self._names() if self.is_local else ():
-            if draft.fullmatch(name):
+            if re.fullmatch(draft, name):
                 Path(self._folder, name).unlink(missing_ok=True)
 
     def remove_unused_notes(self, notes: SavedNotes) -> None:
@@ -367,7 +366,7 @@ class ShardPlaces:
                     f"{url!r} should have {shard.num_bytes} bytes, but has {version.size}. Another process may be "
                     "writing it: stop that one, delete the file, and call `write_shards` again."
                 )
-            _write_index(url, shard.builder.index(version))
+            write_url(index_url(url), shard.builder.index(version).to_bytes())
         return _Report(number, _hashes_of(shard.keys), shard.num_bytes)
 
 
@@ -390,14 +389,6 @@ def _upload(url: str, shard: TarShard, samples: Iterable[TarSample], access: Acc
                 raise
             raise DataError(f"{url!r} cannot be written: {str(error) or type(error).__name__}.") from as_cause(error)
     filesystem.invalidate_cache(parent_of(filesystem, path))
-
-
-def _write_index(url: str, index: ShardIndex) -> None:
-    _write(index_url(url), index.to_bytes())
-
-
-def _write(url: str, content: bytes) -> None:
-    retried(lambda: write_url(url, content), num_tries=1 if is_local(url) else NUM_TRIES)
 
 
 def _begin_notes(
@@ -471,7 +462,7 @@ def _difference(name: str, then: Any, now: Any) -> str:
 
 def _write_notes(target: ShardPlaces, notes: SavedNotes) -> SavedNotes:
     with using(target.access):
-        _write(target.notes_url, _as_json(notes))
+        write_url(target.notes_url, _as_json(notes))
     return notes
 
 
@@ -500,14 +491,8 @@ class _Recipe(NamedTuple):
     key: Callback | None
 
     def samples(self, start: int, stop: int) -> Iterator[Coming]:
-        """Yield the samples of an indexed chain; its source prefetches two blocks ahead."""
-        prefetched = start
-        for index in range(start, stop):
-            if isinstance(self.pipe, MapPipe) and (index - start) % _AHEAD == 0 and prefetched < stop:
-                due = np.arange(prefetched, min(index + 2 * _AHEAD, stop))
-                prefetched += len(due)
-                self.pipe.prefetch(Order.of_next(due))
-            yield index, partial(self._sample, index)
+        """Yield the samples of an indexed chain."""
+        return ((index, partial(self._sample, index)) for index in prefetched(self.pipe, np.arange(start, stop)))
 
     def _sample(self, index: int) -> Sample:
         return _as_sample(item_at(self.pipe, index), index)
@@ -533,6 +518,10 @@ class _Recipe(NamedTuple):
         for position, fetch in samples:
             yield make_or_leave_out(fetch, make, position=position, handler=handler, is_indexed=is_indexed, once=True)
 
+    def tar_samples(self, start: int, stop: int) -> Iterator[TarSample | None]:
+        """Yield the samples of an indexed chain as they are written."""
+        return self.made(self.samples(start, stop), self.tar_sample)
+
 
 def _as_sample(item: Any, index: int) -> Sample:
     return item if isinstance(item, Sample) else as_sample(item, index, "write_shards")
@@ -540,15 +529,15 @@ def _as_sample(item: Any, index: int) -> Sample:
 
 def _write_span(recipe: _Recipe, target: ShardPlaces, span: _Span) -> _Report:
     """Write a shard, in any process."""
-    made = recipe.made(recipe.samples(span.start, span.stop), recipe.tar_sample)
-    report = target.write(span.number, (sample for sample in made if sample is not None))
+    samples = recipe.tar_samples(span.start, span.stop)
+    report = target.write(span.number, (sample for sample in samples if sample is not None))
     return report._replace(num_left_out=span.stop - span.start - len(report.hashes))
 
 
 def _measure_span(recipe: _Recipe, span: _Span) -> NDArray[np.int64]:
     """Return how many bytes samples take in a tar; 0 for those that are left out."""
-    made = recipe.made(recipe.samples(span.start, span.stop), recipe.tar_sample)
-    sizes = (0 if sample is None else sample.num_bytes for sample in made)
+    samples = recipe.tar_samples(span.start, span.stop)
+    sizes = (0 if sample is None else sample.num_bytes for sample in samples)
     return np.fromiter(sizes, dtype=np.int64, count=span.stop - span.start)
 
 

@@ -20,6 +20,7 @@ import pytest
 
 import kdpipes as kdp
 from kdpipes.core.errors import ChainError, DataError
+from kdpipes.storage.index_home import index_url
 from kdpipes.write import shards
 from tests.processes import in_child
 from tests.write.shards import LIMITS, QUIET, names_in, tars_in, write
@@ -60,7 +61,7 @@ def kill_at(place: Any, name: str, number: int, *, is_parent: bool) -> Callable[
     return lambda patch: patch.setattr(place, name, die)
 
 
-@pytest.mark.parametrize("place", [(shards, "_write_index", 2), (shards, "as_tar_sample", 45)], ids=["index", "tar"])
+@pytest.mark.parametrize("place", [(shards, "index_url", 2), (shards, "as_tar_sample", 45)], ids=["index", "tar"])
 @pytest.mark.parametrize(
     "options",
     [{"max_samples": 30}, {"max_bytes": 150_000}, {"max_samples": 30, "num_workers": 2}],
@@ -95,13 +96,12 @@ def test_a_second_job_at_the_same_time_is_reported(
         with pytest.raises(RuntimeError, match=f"already being written by {holder}.*`write_shards` in one process"):
             again()
 
-    def during(url: str, index: Any) -> None:
+    def during(url: str) -> str:
         assert in_child(second) == 0 if kind == "process" else second() is None
-        keep(url, index)
+        return index_url(url)
 
-    keep = shards._write_index
     with monkeypatch.context() as patched:
-        patched.setattr(shards, "_write_index", during)
+        patched.setattr(shards, "index_url", during)
         first = again()
     assert again().num_found == len(first.urls) > 1
     assert not [name for name in names_in(tmp_path) if "lock" in name or "part" in name]
@@ -110,14 +110,13 @@ def test_a_second_job_at_the_same_time_is_reported(
 def test_a_run_is_gone_on_with_by_other_workers(
     photo_folder: Path, tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(url: str, index: Any) -> None:
+    def fail(url: str) -> str:
         if "000002" in url:
             raise OSError("the storage is gone")
-        keep(url, index)
+        return index_url(url)
 
-    keep = shards._write_index
     again = partial(write, kdp.image_folder(photo_folder), tmp_path, max_samples=None, max_bytes=150_000)
-    monkeypatch.setattr(shards, "_write_index", fail)
+    monkeypatch.setattr(shards, "index_url", fail)
     for num_workers in (0, 2, 0):
         with pytest.raises(OSError, match="gone"):
             again(num_workers=num_workers)

@@ -203,13 +203,12 @@ def test_storage_that_cannot_separate_jobs_reports_them_late(
     letters: Any, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls = f"memory://{s3[5:]}/birds-%d.tar"
-    write_index = shards._write_index
 
-    def replace_notes(url: str, index: Any) -> None:
-        write_index(url, index)
+    def replace_notes(url: str) -> str:
         store.pipe_file(notes, store.cat_file(notes).replace(b'"max_samples": 4', b'"max_samples": 5'))
+        return index_url(url)
 
     store, notes = fsspec.filesystem("memory"), f"/{s3[5:]}/birds-shards.json"
-    monkeypatch.setattr(shards, "_write_index", replace_notes)
+    monkeypatch.setattr(shards, "index_url", replace_notes)
     with pytest.raises(FileExistsError, match="belong to another job: `max_samples` was 5, and is 4"):
         kdp.write_shards(letters, urls, max_samples=4)
