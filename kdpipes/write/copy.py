@@ -502,13 +502,12 @@ def _chunks(file: SourceFile) -> Iterator[bytes]:
     has a time limit for silent storage (aiohttp would end each file after five minutes), and can be stopped.
     """
     with naming(file.url):
-        if file.size < 0 or (file.size > _STEP and not file.is_local):
-            with RemoteStream(file.url) as stream:
+        if file.is_local or not 0 <= file.size <= _STEP:
+            with file.reader.stream() if file.is_local else RemoteStream(file.url) as stream:
                 while chunk := stream.read(_STEP):
                     yield chunk
-        else:
-            for start in range(0, file.size, _STEP):
-                yield _range(file, start, min(start + _STEP, file.size))
+        elif file.size:
+            yield _range(file, 0, file.size)
 
 
 def _range(file: SourceFile, start: int, stop: int) -> bytes:

@@ -15,19 +15,23 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.core.callback import Callback
 from kdpipes.core.errors import ChainError, DataError, add_note, check_callable, closest, must_be
 from kdpipes.core.fingerprint import Fingerprinted
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import logger
 from kdpipes.core.operation import position_of
+from kdpipes.core.order import Order
 from kdpipes.core.sample import Sample
 from kdpipes.core.secrets import masked
 from kdpipes.storage.decoding import JSON, MARKUP, NUMBERS, TENSORS, TEXTS, decode_array, open_image
 from kdpipes.storage.shard_index import IndexBuilder
 from kdpipes.storage.tar import Group, Member, add_sample
 
+_AHEAD = 64  # size of a block of samples that a remote source prefetches
 _BLOCK = 512  # of a tar
 _MODE = 0o644
 _LONGEST, _LARGEST = 100, 8**11 - 1  # what the fields of a plain header can hold
@@ -47,6 +51,16 @@ _MODES = {"jpg": ("1", "L", "RGB", "CMYK", "RGBA", "LA"), "webp": ("1", "L", "RG
 _MODES |= {"avif": _MODES["webp"], **dict.fromkeys(("jp2", "j2k"), ("L", "LA", "I;16", "RGB", "RGBA"))}
 _IMAGES = frozenset({*_FORMATS, *_SAME, "pbm", "pnm", "img", "image"})
 _EXTENSION = re.compile(r"[^\s./\\\x00-\x1f][^\s/\\\x00-\x1f]*(?<!\.)")
+_STARTS = {
+    b"\xff\xd8\xff": "jpg",
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"GIF87a": "gif",
+    b"GIF89a": "gif",
+    b"II*\0": "tif",
+    b"MM\0*": "tif",
+    b"\x00\x00\x00\x0cjP  \r\n\x87\n": "jp2",
+    b"\xff\x4f\xff\x51": "j2k",
+}
 _NETPBM = re.compile(rb"P[56]\s")
 _ANONYMOUS = frozenset({"x", "y"})  # names that do not tell the kind
 
@@ -280,22 +294,13 @@ def _as_pil(value: Any) -> Image.Image:
 
 def _kind_of_bytes(content: bytes) -> str:
     """Return the extension of an image, by its first bytes; empty if the bytes are not an image."""
-    if content.startswith(b"\xff\xd8\xff"):
-        return "jpg"
-    if content.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
+    for start, kind in _STARTS.items():
+        if content.startswith(start):
+            return kind
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return "webp"
-    if content.startswith((b"GIF87a", b"GIF89a")):
-        return "gif"
-    if content.startswith((b"II*\0", b"MM\0*")):
-        return "tif"
     if content[4:8] == b"ftyp":
         return _kind_of_brands(content[8 : int.from_bytes(content[:4], "big")])
-    if content.startswith(b"\x00\x00\x00\x0cjP  \r\n\x87\n"):
-        return "jp2"
-    if content.startswith(b"\xff\x4f\xff\x51"):
-        return "j2k"
     if content[:2] == b"BM" and int.from_bytes(content[2:6], "little") == len(content):
         return "bmp"
     return "ppm" if _NETPBM.match(content) else ""
@@ -378,6 +383,17 @@ def make_or_leave_out(
         handler.write_down(key, f"{type(error).__name__}: {error}", position=place, once=once)
         _log.warning("Sample %r is left out: %s: %s", key, type(error).__name__, masked(str(error)))
         return None
+
+
+def prefetched(pipe: Any, positions: NDArray[Any]) -> Iterator[int]:
+    """Yield positions. An indexed source prefetches them two blocks ahead."""
+    stop = 0
+    for number, position in enumerate(positions.tolist()):
+        if number % _AHEAD == 0 and stop < len(positions) and isinstance(pipe, MapPipe):
+            block = positions[stop : number + 2 * _AHEAD]
+            stop += len(block)
+            pipe.prefetch(Order.of_next(block))
+        yield position
 
 
 class TarSample(NamedTuple):

@@ -36,7 +36,6 @@ from kdpipes.core.fingerprint import Fingerprinted, digest, digest_values
 from kdpipes.core.map_pipe import MapPipe, item_at
 from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.operation import entry_names
-from kdpipes.core.order import Order
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.randomness import SampleKey, hash_key
 from kdpipes.core.sample import Sample
@@ -49,10 +48,9 @@ from kdpipes.storage.records import HEADER, Header, WrittenSample, finished_inde
 from kdpipes.storage.shard_index import ShardIndex
 from kdpipes.storage.urls import is_local, local_folder
 from kdpipes.write.copy import locked_once
-from kdpipes.write.members import make_or_leave_out
+from kdpipes.write.members import make_or_leave_out, prefetched
 
 Encode = Callable[[Any], Any]
-_PREFETCHED = 256  # positions that a remote source prefetches at a time
 _LOCK = ".records.lock"
 _LISTS = (".txt", ".csv")
 
@@ -277,9 +275,7 @@ class _RecordItems:
         """Yield the records of some positions, without those that `on_error` leaves out."""
         handler = None if self._chain is None else Chain.of(self._chain).error_handler()
         listed = {} if handler is None else handler.listed()
-        for number, position in shown_if_slow(enumerate(positions.tolist()), len(positions), what):
-            if number % _PREFETCHED == 0 and self._chain is not None:
-                self._chain.prefetch(Order.of_next(positions[number : number + _PREFETCHED]))
+        for position in shown_if_slow(prefetched(self._chain, positions), len(positions), what):
             make = partial(self._record, position=position, listed=listed)
             fetch = partial(self._sample, position)
             is_indexed = self._chain is not None
