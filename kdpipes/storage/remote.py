@@ -5,7 +5,6 @@ All requests for the contents of remote shards are made here, with the retries a
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from bisect import bisect_left, bisect_right, insort
@@ -141,7 +140,7 @@ class RangeReader:
     def forget(self) -> None:
         """Reset this object, without threads and spans."""
         self._lock = threading.Lock()
-        self._threads: Threads | None = None
+        self._threads = Threads(self.num_threads, "kdpipes-ranges")
         self._ahead: OrderedDict[Span, _Request] = OrderedDict()  # in the order of prefetching
         self._spent: OrderedDict[Span, None] = OrderedDict()  # in the order of reading
         self._by_url: dict[str, list[Span]] = {}  # sorted
@@ -161,8 +160,6 @@ class RangeReader:
                 else:
                     self._expect(cover)
                     due.add(cover)
-            if missing and self._threads is None:
-                self._threads = Threads(self.num_threads, "kdpipes-ranges")
             for span in dict.fromkeys(missing) if self.read_file else _merged(missing, self.max_gap, self.max_span):
                 if not self._make_room(span.stop - span.start, due):
                     break
@@ -241,7 +238,6 @@ class RangeReader:
         return self._num_bytes + size <= self.max_bytes or not self._ahead
 
     def _add(self, span: Span) -> None:
-        assert self._threads is not None
         self._ahead[span] = _Request(self._threads.submit(partial(self._read_now, span, 1)))
         insort(self._by_url.setdefault(span.url, []), span)
         self._longest = max(self._longest, span.stop - span.start)
@@ -400,15 +396,21 @@ class RemoteStream:
         self._chunk: Content = b""
         self._at = 0
         self._begin, self._wanted = start, start  # offsets of the current chunk, and of the next one to request
-        self._coming: deque[Future[Content]] = deque()
         # The first chunks are small, so that the first samples arrive quickly.
         self._most, self._smallest = (_NUM_AHEAD, _FIRST_CHUNK) if known is None else (_NUM_WHOLE, _LARGEST_CHUNK)
         self._num_ahead = min(num_ahead, _NUM_AHEAD) if known is None else _NUM_WHOLE
-        self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still in flight
         self._source = _RemoteFile(url, known, is_known=known is not None)
-        self._threads: Threads | None = None
-        self._process = os.getpid()
         self._access = current_access()
+        self.forget()
+        self._is_stale = False
+        forget_after_fork(self)
+
+    def forget(self) -> None:
+        """Drop the chunks and threads of the parent process, whose locks may be held forever."""
+        self._coming: deque[Future[Content]] = deque()
+        self._threads: Threads | None = None
+        self.at_end: Callable[[int], object] | None = None  # called with the number of chunks still in flight
+        self._is_stale = True
 
     def __enter__(self) -> RemoteStream:
         return self
@@ -436,7 +438,7 @@ class RemoteStream:
         self._cancel()
         threads = self._threads
         self._threads = None
-        if threads is not None and self._process == os.getpid():
+        if threads is not None:
             threads.submit(self._source.close)
 
     def readable(self) -> bool:
@@ -474,7 +476,7 @@ class RemoteStream:
         return self._chunk[start : self._at]
 
     def _next_chunk(self) -> Content:
-        if self._process != os.getpid():
+        if self._is_stale:
             self._renew(has_ranges=self._source.has_ranges)
         try:
             return self._requested()
@@ -510,14 +512,12 @@ class RemoteStream:
         self._source = _RemoteFile(self._url, self._source.version, has_ranges=has_ranges)
         self._threads = None
         self._wanted = self._begin
-        self._process = os.getpid()
+        self._is_stale = False
 
     def _cancel(self) -> None:
-        coming = self._coming
-        self._coming = deque()
-        if self._process == os.getpid():  # a thread of the parent may hold the lock of a future for ever
-            for future in coming:
-                future.cancel()
+        for future in self._coming:
+            future.cancel()
+        self._coming.clear()
 
 
 StreamStart = Future[RemoteStream | None]
@@ -532,11 +532,15 @@ class StreamsAhead:
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._next = dict(pairwise(url for url in urls if not is_local(url)))
-        self._threads: Threads | None = None
         self._access = current_access()
+        self.forget()
+        forget_after_fork(self)
+
+    def forget(self) -> None:
+        """Drop the streams of the parent process."""
+        self._threads = Threads(1, "kdpipes-stream")
         # The stream is None if there was no room to start the file.
         self._begun: dict[str, StreamStart] = {}
-        self._process = os.getpid()
 
     def begin(self, url: str) -> None:
         """Start the first of the files, which will be opened later."""
@@ -547,27 +551,22 @@ class StreamsAhead:
     def open(self, url: str) -> RemoteStream:
         """Return the stream of one of the files, and start the next one."""
         with using(self._access):
-            if self._process != os.getpid():  # the parent's threads do not run in a forked process
-                self._begun = {}
-                self._threads = None
-                self._process = os.getpid()
             begun = self._begun.pop(url, None)
             stream = None if begun is None else begun.result()
             stream = RemoteStream(url) if stream is None else stream.read_ahead(_NUM_AHEAD)
             if (following := self._next.get(url)) is not None:
-                stream.at_end = partial(_use_free_places, self._start(following), os.getpid())
+                stream.at_end = partial(_use_free_places, self._start(following))
             return stream
 
     def close(self) -> None:
         """Close the streams that were started and will not be read."""
         begun = self._begun
         self._begun = {}
-        for each in begun.values() if self._process == os.getpid() else ():
+        for each in begun.values():
             each.add_done_callback(_close_begun)
 
     def _start(self, url: str) -> StreamStart:
         """Start a file unless it is already started, and the one after it if there is room."""
-        self._threads = self._threads or Threads(1, "kdpipes-stream")
         before = self._begun.get(url)
         begun = self._begun[url] = self._threads.submit(partial(_begin, url, before))
         if (following := self._next.get(url)) is not None and following not in self._begun:
@@ -583,18 +582,22 @@ def _begin(url: str, before: StreamStart | None) -> RemoteStream | None:
 
 def _begin_after(former: StreamStart, url: str) -> RemoteStream | None:
     """Start a file if the previous one has been requested completely and leaves request slots unused."""
-    stream = former.result() if former.exception() is None else None
+    stream = _stream_of(former)
     room = 0 if stream is None else stream.num_unused(_NUM_BEGUN)
     return RemoteStream(url, room).read_ahead() if room else None
 
 
-def _use_free_places(begun: StreamStart, process: int, num_under_way: int) -> None:
+def _use_free_places(begun: StreamStart, num_under_way: int) -> None:
     """Make the next file use the request slots that the current file no longer needs."""
-    is_sound = process == os.getpid() and begun.done() and not begun.cancelled() and begun.exception() is None
-    if is_sound and (stream := begun.result()) is not None:
+    if begun.done() and (stream := _stream_of(begun)) is not None:
         stream.read_ahead(_NUM_AHEAD - num_under_way)
 
 
 def _close_begun(begun: StreamStart) -> None:
-    if not begun.cancelled() and begun.exception() is None and (stream := begun.result()) is not None:
+    if (stream := _stream_of(begun)) is not None:
         stream.close()
+
+
+def _stream_of(begun: StreamStart) -> RemoteStream | None:
+    """Return the stream of a file once it has been started; None if that has failed or there was no room."""
+    return begun.result() if begun.exception() is None else None
