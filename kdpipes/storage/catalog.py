@@ -113,7 +113,7 @@ def _joined(
             return index
         return _found_or_made(url, versions.get(url), has_copy, copy_of, is_offline)
 
-    return Catalog.of(shown_if_slow(in_order(find, urls), len(urls), "indexing", "shard"), len(urls))
+    return Catalog.of(shown_if_slow(in_order(find, urls), len(urls), "indexing", "shard"))
 
 
 def in_order(read: Callable[[str], Result], urls: Sequence[str]) -> Iterator[Result]:

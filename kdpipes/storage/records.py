@@ -182,7 +182,7 @@ def read_records(folder: Path) -> Records:
                 )
             yield index
 
-    catalog = Catalog.of(indexes(), header.num_parts)
+    catalog = Catalog.of(indexes())
     paths = [str(folder / part_name(number)) for number in range(header.num_parts)]
     sizes = [version.size for version in catalog.versions]
     return Records(paths, sizes, catalog.shards, catalog.short_keys, catalog.fields, header.class_names)

@@ -26,7 +26,6 @@ UNCHECKED = -1  # placeholder for a checksum that was not computed
 _INDEX = "index of a shard"
 _CATALOG = "index of several shards"
 _SHARDS = ""  # no field has this name
-_RESERVE = 1.25  # factor on the size extrapolated from the shards so far
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,13 @@ class Places:
     sizes: NDArray[Any]
     checksums: NDArray[Any] | None = None
     values: NDArray[np.int64] | None = None
+
+    def copied(self) -> Places:
+        """Return a copy that does not keep the index in memory, with sizes of 32 bits if they fit."""
+        parts = {name: values.copy() for name, values in vars(self).items() if values is not None}
+        if self.sizes.max(initial=0) <= np.iinfo(np.uint32).max:
+            parts["sizes"] = self.sizes.astype(np.uint32)
+        return Places(**parts)
 
 
 Fields = dict[str, Places | NDArray[np.int64]]  # locations, or values if all samples have an integer
@@ -186,73 +192,29 @@ class Catalog:
     urls: Sequence[str] = ()
 
     @classmethod
-    def of(cls, indexes: Iterable[ShardIndex], num_shards: int) -> Catalog:
-        """Join the indexes of `num_shards` shards. Each index can be freed before the next one is read."""
+    def of(cls, indexes: Iterable[ShardIndex]) -> Catalog:
+        """Join the indexes of shards. Each index can be freed before the next one is read."""
         versions: list[Version] = []
         counts: list[int] = []
-        # The first shards reserve zeros for all shards, because unused pages cost nothing. So 0 marks missing values.
-        grown: dict[tuple[str, str], NDArray[Any]] = {}
-        lacking: set[str] = set()  # fields without values in some shards
-        columns: dict[str, list[Column]] | None = None
-
-        def grow(name: str, part: str, values: NDArray[Any], start: int, dtype: Any = np.int64) -> None:
-            stop = start + len(values)
-            column = grown.get((name, part), np.zeros(0, dtype=dtype))
-            if dtype == np.uint32 and values.max(initial=0) > np.iinfo(np.uint32).max:
-                column = column.astype(np.int64, copy=False)
-            if stop > len(column):
-                larger = np.zeros(int(stop * max(1, _RESERVE * num_shards / len(versions))), dtype=column.dtype)
-                larger[: len(column)] = column
-                column = larger
-            column[start:stop] = values
-            grown[name, part] = column
-
-        num_letters = start = 0
+        keys: list[PackedStrings] = []
+        places: dict[str, list[tuple[int, Places]]] = defaultdict(list)  # with the number of the first sample
+        columns: list[dict[str, Column]] = []
+        size = 0
         for index in indexes:
+            for name, known in index.fields.items():
+                places[name].append((size, known.copied()))
+            size += len(index.keys)
             versions.append(index.version)
             counts.append(len(index.keys))
-            ends, letters = index.keys.arrays()
-            grow("", "ends", ends + num_letters, start)
-            grow("", "letters", letters, num_letters, np.uint8)
-            for name, places in index.fields.items():
-                grow(name, "offsets", places.offsets + 1, start)
-                grow(name, "sizes", places.sizes, start, np.uint32)
-                if places.checksums is not None:
-                    grow(name, "checksums", places.checksums + np.int64(1), start)
-                if places.values is None:
-                    lacking.add(name)
-                else:
-                    grow(name, "values", places.values, start)
+            keys.append(PackedStrings.of_arrays(*(array.copy() for array in index.keys.arrays())))
             if counts[-1]:
-                known = {name: [] for name in index.columns} if columns is None else columns
-                columns = {
-                    name: [*parts, index.columns[name]] for name, parts in known.items() if name in index.columns
-                }
-            num_letters = num_letters + len(letters)
-            start = start + counts[-1]
-        fields: Fields = {}
-        for name, part in list(grown):
-            grow(name, part, np.zeros(0, dtype=np.uint8), num_letters if part == "letters" else start)
-            grown[name, part] = grown[name, part][: num_letters if part == "letters" else start]
-        for name in dict.fromkeys(name for name, _ in grown if name):
-            offsets = grown[name, "offsets"]
-            checksums = grown.get((name, "checksums"))
-            offsets -= 1
-            is_there = offsets >= 0
-            if name not in lacking and is_there.all():
-                fields[name] = grown[name, "values"]
-                continue
-            if checksums is not None:
-                checksums -= 1  # UNCHECKED for missing checksums
-                checksums[~is_there] = 0
-                if checksums.min(initial=0) >= 0:
-                    checksums = checksums.astype(np.uint32)
-            fields[name] = Places(offsets, grown[name, "sizes"], checksums)
-        empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
-        keys = PackedStrings.of_arrays(grown.get(("", "ends"), empty[0]), grown.get(("", "letters"), empty[1]))
+                columns.append(index.columns)
+        names = [name for name in (columns[0] if columns else ()) if all(name in part for part in columns)]
+        joined = {name: joined_column([part[name] for part in columns]) for name in names}
+        # Each field is freed before the next one is joined.
+        fields = {name: _joined_places(places.pop(name), size) for name in list(places)}
         shards = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        joined = {name: joined_column(parts) for name, parts in (columns or {}).items()}
-        return cls(versions, shards, keys, fields, joined)
+        return cls(versions, shards, PackedStrings.joined(keys), fields, joined)
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -285,6 +247,23 @@ class Catalog:
         (versions, sources), keys, fields, columns = _decoded(_CATALOG, content, str(path))
         shards: Any = fields.pop(_SHARDS)
         return cls(versions, shards, keys, fields, columns, sources)
+
+
+def _joined_places(parts: Sequence[tuple[int, Places]], size: int) -> Places | NDArray[np.int64]:
+    """Join the locations of a field in shards, each with the number of its first sample; values if all have one."""
+
+    def joined(name: str, fill: int) -> NDArray[Any]:
+        columns = [getattr(places, name) for _, places in parts]
+        dtype = np.result_type(*(np.int64 if column is None else column.dtype for column in columns))
+        whole = np.full(size, fill, dtype)
+        for (start, places), column in zip(parts, columns, strict=True):
+            whole[start : start + len(places.offsets)] = UNCHECKED if column is None else column
+        return whole
+
+    if sum(len(places.offsets) for _, places in parts if places.values is not None) == size:
+        return joined("values", 0)
+    has_checksums = any(places.checksums is not None for _, places in parts)
+    return Places(joined("offsets", -1), joined("sizes", 0), joined("checksums", 0) if has_checksums else None)
 
 
 def _encoded(

@@ -46,13 +46,13 @@ def test_a_column_is_read_as_the_values_themselves_would_be(values: list[Any]) -
 
 @given(parts=st.lists(VALUES, min_size=1, max_size=4))
 def test_columns_of_shards_are_joined(parts: list[list[Any]]) -> None:
-    joined = Catalog.of(map(index_of, parts), len(parts))
+    joined = Catalog.of(map(index_of, parts))
     if any(parts):
         same(values_of(joined.columns["json.a"]), [value for values in parts for value in values])
 
 
 def test_a_column_that_a_shard_lacks_is_not_joined() -> None:
-    joined = Catalog.of([index_of([1], b=[2]), index_of([]), index_of([3])], 3)
+    joined = Catalog.of([index_of([1], b=[2]), index_of([]), index_of([3])])
     assert list(joined.columns) == ["json.a"]
     assert values_of(joined.columns["json.a"]).tolist() == [1, 3]
 

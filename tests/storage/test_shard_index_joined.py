@@ -39,7 +39,7 @@ def told(index: ShardIndex, name: str, place: int) -> Any:
 
 @given(st.lists(indexes(), max_size=6))
 def test_joined_columns_are_the_indexes_columns_in_sequence(parts: list[ShardIndex]) -> None:
-    joined = Catalog.of(parts, len(parts))
+    joined = Catalog.of(parts)
     every = [(part, place) for part in parts for place in range(len(part.keys))]
     assert len(joined) == len(every)
     assert joined.versions == [part.version for part in parts]
@@ -70,7 +70,7 @@ def test_columns_are_as_narrow_as_their_values_allow() -> None:
         return ShardIndex(Version(1, ""), PackedStrings(["a"]), {"x": Places(np.array([5]), np.array([size]))})
 
     for sizes, dtype in (([7, 8], np.uint32), ([7, LARGE], np.int64)):
-        joined = Catalog.of(map(index, sizes), 2)
+        joined = Catalog.of(map(index, sizes))
         found = joined.fields["x"]
         assert isinstance(found, Places)
         assert (found.sizes.dtype, found.sizes.tolist()) == (dtype, sizes)
