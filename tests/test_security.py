@@ -165,7 +165,7 @@ GUARANTEES = {  # by file: the beginning of each event on the page on reliabilit
     "test_growth.py": {"thousands of epochs": "test_epochs_and_skips_leave_nothing"},
 }
 READS_PICKLES = {  # of users' own chains and callables, and what their processes send each other
-    *("callback.py", "dataloader2.py", "jobs.py", "shared.py", "buffers.py", "channel.py", "processes.py", "images.py"),
+    *("callback.py", "dataloader2.py", "jobs.py", "shared.py", "buffers.py", "channel.py", "processes.py"),
     *("checks.py", "stores.py"),
     "codec.py",  # with `allow_pickle=True` alone
 }

@@ -10,20 +10,16 @@ import io
 import json
 import math
 import re
-import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, TypeAlias
 
-import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from kdpipes.core import pickling
 from kdpipes.core.entries import entry_of, field_of
 from kdpipes.core.errors import DataError, FieldError, is_sequence
 from kdpipes.core.map_pipe import as_column
@@ -48,15 +44,6 @@ Column: TypeAlias = NDArray[Any] | PackedStrings
 _FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000"),
     *("DDS", "DIB", "ICO", "PCX", "QOI", "SGI", "SUN", "TGA"),
-)
-_SETTINGS = (
-    ("PIL.Image", "MAX_IMAGE_PIXELS"),
-    ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"),
-    ("PIL.ImageFile", "MAXBLOCK"),
-    ("PIL.GifImagePlugin", "LOADING_STRATEGY"),
-    ("PIL.PngImagePlugin", "MAX_TEXT_CHUNK"),
-    ("PIL.PngImagePlugin", "MAX_TEXT_MEMORY"),
-    ("PIL.TiffImagePlugin", "READ_LIBTIFF"),
 )
 _PROGRAMS = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # marks of PostScript: plain, and in an EPS with a preview
 
@@ -308,37 +295,13 @@ def image_suffixes() -> tuple[str, ...]:
     return tuple(suffix for suffix, name in Image.registered_extensions().items() if name in formats)
 
 
-def dumps_with_pillow(value: Any) -> bytes:
-    """Return a pickle of a value for a new process, along with this process's Pillow settings and plugins."""
-    plugins = [(name, *Image.OPEN[name]) for name in Image.OPEN if not _is_pillows(name)]
-    names = {name for name, *_ in plugins}
-    suffixes = [(name, suffix) for suffix, name in Image.EXTENSION.items() if name in names]
-    settings = [
-        (module, name, getattr(sys.modules[module], name)) for module, name in _SETTINGS if module in sys.modules
-    ]
-    return pickling.dumps((settings, plugins, suffixes, value))
-
-
-def loads_with_pillow(content: bytes) -> Any:
-    """Return the value pickled by `dumps_with_pillow`, and restore the Pillow settings of the sending process."""
-    settings, plugins, suffixes, value = cloudpickle.loads(content)
-    for module, name, setting in settings:
-        setattr(import_module(module), name, setting)
-    if plugins:
-        Image.init()  # called later, it would replace plugins for formats of its own
-    for plugin in plugins:
-        Image.register_open(*plugin)
-    for name, suffix in suffixes:
-        Image.register_extension(name, suffix)
-    return value
-
-
 @lru_cache(maxsize=1)
 def _formats(num_registered: int) -> list[str]:
-    others = [name for name in Image.OPEN if name not in _FORMATS and not _is_pillows(name)]
+    others = [name for name in Image.OPEN if name not in _FORMATS and not is_pillows(name)]
     return [name for name in _FORMATS if name in Image.OPEN] + others
 
 
-def _is_pillows(name: str) -> bool:
+def is_pillows(name: str) -> bool:
+    """Return whether Pillow itself has registered the reader of a format."""
     factory, _ = Image.OPEN[name]
     return getattr(factory, "__module__", "").startswith("PIL.")

@@ -12,6 +12,7 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,12 +20,14 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from multiprocessing import connection
 from typing import Any, TypeVar
 
 import cloudpickle
 import torch
+from PIL import Image
 
 from kdpipes.core import pickling
 from kdpipes.core.errors import WorkerError, add_note, check_count, must_be
@@ -34,13 +37,22 @@ from kdpipes.core.processes import ForkLock
 from kdpipes.core.shared import sharing
 from kdpipes.core.tracebacks import traceback_text
 from kdpipes.storage.access import Threads
-from kdpipes.storage.decoding import dumps_with_pillow, loads_with_pillow
+from kdpipes.storage.decoding import is_pillows
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 _AHEAD = 2  # jobs per worker: one running, one waiting
 _STEP_S = 1.0  # after this time, Python handles a Ctrl-C that it has missed
 _LARGE = 16 << 20  # size of a function, sent with each job, from which on to warn
+_SETTINGS = (
+    ("PIL.Image", "MAX_IMAGE_PIXELS"),
+    ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"),
+    ("PIL.ImageFile", "MAXBLOCK"),
+    ("PIL.GifImagePlugin", "LOADING_STRATEGY"),
+    ("PIL.PngImagePlugin", "MAX_TEXT_CHUNK"),
+    ("PIL.PngImagePlugin", "MAX_TEXT_MEMORY"),
+    ("PIL.TiffImagePlugin", "READ_LIBTIFF"),
+)
 _NUM_UNKNOWN = 32  # assumed workers of an executor that does not report their number
 
 
@@ -250,6 +262,31 @@ def packed_error(error: BaseException) -> bytes:
     except Exception:
         payload = pickling.dumps(WorkerError(f"{type(error).__name__}: {error}\n{lines}"))
     return payload
+
+
+def dumps_with_pillow(value: Any) -> bytes:
+    """Return a pickle of a value for a new process, along with this process's Pillow settings and plugins."""
+    plugins = [(name, *Image.OPEN[name]) for name in Image.OPEN if not is_pillows(name)]
+    names = {name for name, *_ in plugins}
+    suffixes = [(name, suffix) for suffix, name in Image.EXTENSION.items() if name in names]
+    settings = [
+        (module, name, getattr(sys.modules[module], name)) for module, name in _SETTINGS if module in sys.modules
+    ]
+    return pickling.dumps((settings, plugins, suffixes, value))
+
+
+def loads_with_pillow(content: bytes) -> Any:
+    """Return the value pickled by `dumps_with_pillow`, and restore the Pillow settings of the sending process."""
+    settings, plugins, suffixes, value = cloudpickle.loads(content)
+    for module, name, setting in settings:
+        setattr(import_module(module), name, setting)
+    if plugins:
+        Image.init()  # called later, it would replace plugins for formats of its own
+    for plugin in plugins:
+        Image.register_open(*plugin)
+    for name, suffix in suffixes:
+        Image.register_extension(name, suffix)
+    return value
 
 
 class Payload:

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 import kdpipes as kdp
-from kdpipes.storage.decoding import dumps_with_pillow, image_suffixes, loads_with_pillow, open_image
+from kdpipes.storage.decoding import image_suffixes, open_image
+from kdpipes.storage.jobs import dumps_with_pillow, loads_with_pillow
 from kdpipes.work import EncodedImage
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 10\n%%EndComments\n{} loop\nshowpage\n%%EOF\n"

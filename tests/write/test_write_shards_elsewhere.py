@@ -15,7 +15,7 @@ from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.storage.files import read_url, version_of
 from kdpipes.storage.index_home import index_url
 from kdpipes.storage.shard_index import ShardIndex
-from kdpipes.write import shards
+from kdpipes.write import members, shards
 from kdpipes.write.shards import ShardsResult
 from tests.faulty_storage import Fault, faulty_storage
 from tests.write.shards import LIMITS, QUIET, tars_in, write
@@ -102,7 +102,7 @@ def test_sources_elsewhere_are_told_what_will_be_read(photo_shards: str, tmp_pat
     write(Telling(), tmp_path, max_samples=100)
     assert sorted(chain.from_iterable(told)) == list(range(150)), "each once, and so kept until it is read once"
     assert all(told)
-    assert max(map(len, told)) <= 2 * shards._AHEAD
+    assert max(map(len, told)) <= 2 * members._AHEAD
 
 
 @pytest.mark.parametrize("kind", ["s3", "memory"])
