@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from kdpipes.core.errors import check_flag
 from kdpipes.core.messages import shown_if_slow
 from kdpipes.storage.access import DEFAULT_S, Access, using
-from kdpipes.storage.catalog import in_order, index_again
+from kdpipes.storage.catalog import in_order, index_again, write_data_set_indexes
 from kdpipes.storage.decoding import check_columns
 from kdpipes.storage.files import forget_listings, matching_urls
 from kdpipes.storage.filesystems import check_filesystems
-from kdpipes.storage.index_home import forget_joined, write_data_set_indexes
+from kdpipes.storage.index_home import forget_joined
 from kdpipes.storage.urls import expand_urls
 
 

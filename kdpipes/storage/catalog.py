@@ -1,27 +1,34 @@
-"""Find the indexes of many shards, create missing ones, and join them."""
+"""Find the indexes of many shards, create missing ones, and join them.
+
+The indexes of remote shards are also in one object per folder, so that many shards open with few requests.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import os
+import tarfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Literal, TypeVar
 
 from kdpipes.core.errors import DataError, FieldError
 from kdpipes.core.messages import logger, shown_if_slow
+from kdpipes.core.secrets import masked
 from kdpipes.storage.access import NUM_TRIES, NUM_TRIES_WITH_COPY, is_rejected, retried
 from kdpipes.storage.codec import DamagedError
 from kdpipes.storage.decoding import Column, ColumnBuilder
-from kdpipes.storage.files import crc32, version_of
+from kdpipes.storage.files import crc32, if_there, list_folder, read_url, version_of, write_url
 from kdpipes.storage.index_home import (
     IndexState,
-    KnownIndexes,
     current_index,
     find_index,
+    index_homes,
     index_url,
     joined_once,
     keep,
@@ -40,6 +47,9 @@ Result = TypeVar("Result")
 HasCopy = Callable[[str, Version], bool]
 CopyOf = Callable[[str, Version], str | None]
 
+DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
+_FEW = 2  # the minimum number of shards in a folder to use its joint index
+_CHECKED = 4_000  # the maximum number of shards in a folder to check for changes with a listing
 _NUM_THREADS = 16
 _NUM_THREADS_LOCAL = 4
 _SMALL = 1 << 18  # number of bytes that storage reads in the time of one request
@@ -322,3 +332,101 @@ def _seen(url: str, scan: bool) -> ShardSeen:
     for group in read_members(url) if scan else ():
         add_sample(builder, group)
     return ShardSeen(url, version.size, "impossible", builder.index(version) if scan else None)
+
+
+@dataclass(frozen=True)
+class KnownIndexes:
+    """The indexes of remote shards that can be read without one request per shard.
+
+    These indexes are stored in one object per folder, or in the local cache. A listing of the folder confirms that they
+    describe the current shards. A folder with very many shards is not listed; instead, members are verified when they
+    are read.
+
+    Args:
+        objects: The shards of each folder that has such an object.
+        others: The shards of other folders, whose indexes are all in the local cache.
+        listed: The versions of the shards in listings. Some file systems list tags that differ from those of a stat.
+        unlisted: The shards that are assumed to match their object, because their folder is not listed.
+        sources: The versions of the objects.
+    """
+
+    objects: dict[str, list[str]] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+    listed: dict[str, Version] = field(default_factory=dict)
+    unlisted: set[str] = field(default_factory=set)
+    sources: list[Version] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, urls: Sequence[str]) -> KnownIndexes:
+        """Look for indexes without reading them."""
+        indexes = cls()
+        for folder, shards in _by_folder(urls).items():
+            source = if_there(version_of, f"{folder}/{DATA_SET_INDEX}") if len(shards) >= _FEW else None
+            is_cached = _FEW <= len(shards) <= _CHECKED and all(os.path.exists(index_homes(url)[0]) for url in shards)  # noqa: PTH110
+            if source is None and not is_cached:
+                continue
+            try:
+                names = list_folder(folder) if len(shards) <= _CHECKED else {}
+            except (DataError, FileNotFoundError, NotImplementedError) as error:
+                _log.info("The shards in %s are not listed: %s", masked(folder), error)
+                continue
+            indexes.listed.update({url: names[name] for url in shards if (name := url.rpartition("/")[2]) in names})
+            if source is None:
+                indexes.others.extend(shards)
+            else:
+                indexes.objects[folder] = shards
+                indexes.sources.append(source)
+                indexes.unlisted.update(shards if len(shards) > _CHECKED else ())
+        return indexes
+
+    def confirms(self, url: str, version: Version) -> bool:
+        """Return whether a shard is known to have a version."""
+        return url in self.unlisted or (bool(version.tag) and self.listed.get(url) == version)
+
+    def read(self) -> dict[str, ShardIndex]:
+        """Return the confirmed indexes."""
+        indexes: dict[str, ShardIndex] = {}
+        for folder, urls in self.objects.items():
+            try:
+                indexes.update(_indexes_in(read_url(f"{folder}/{DATA_SET_INDEX}"), urls))
+            except (DataError, tarfile.TarError, FileNotFoundError) as error:
+                _log.info("The index of the dataset in %s is not used: %s", masked(folder), error)
+        indexes.update((url, index) for url in self.others if (index := kept_index(url)) is not None)
+        return {url: index for url, index in indexes.items() if self.confirms(url, index.version)}
+
+
+def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, ShardIndex]]:
+    by_name = {f"{url.rpartition('/')[2]}.index": url for url in urls}
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        for member in tar:
+            url = by_name.get(member.name)
+            file = tar.extractfile(member) if member.name in by_name else None
+            if url is not None and file is not None:
+                yield url, ShardIndex.from_bytes(file.read(), f"{url}.index")
+
+
+def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
+    """Write the indexes of remote shards into one object per folder, and return the URLs of the objects."""
+    objects = []
+    for folder, urls in _by_folder(indexes).items():
+        if len(urls) < _FEW:
+            continue
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for url in urls:
+                content = indexes[url].to_bytes()
+                entry = tarfile.TarInfo(f"{url.rpartition('/')[2]}.index")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+        objects.append(f"{folder}/{DATA_SET_INDEX}")
+        write_url(objects[-1], file.getvalue())
+    return objects
+
+
+def _by_folder(urls: Iterable[str]) -> dict[str, list[str]]:
+    """Group remote shards by folder, omitting folders that cannot be listed."""
+    folders = defaultdict(list)
+    for url in urls:
+        if "://" in url and "::" not in url and not url.startswith("http") and "?" not in url:
+            folders[url.rpartition("/")[0]].append(url)
+    return folders

@@ -273,19 +273,6 @@ def _write_dict(writer: _Writer, value: dict[Any, Any]) -> Any:
     return Ext(_Ext.DICT, _pack((_pack(keys), _pack(nodes))))
 
 
-_WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
-    bytes: _write_bytes,
-    bytearray: lambda writer, value: Ext(_Ext.BYTEARRAY, _pack(_write_bytes(writer, value))),
-    memoryview: lambda writer, value: _write_bytes(writer, value.tobytes()),
-    list: lambda writer, value: writer.nodes(value),
-    tuple: lambda writer, value: Ext(_Ext.TUPLE, _pack(writer.nodes(value))),
-    dict: _write_dict,
-    np.ndarray: lambda writer, value: _write_array(writer, value),
-    np.memmap: lambda writer, value: _write_array(writer, np.asarray(value)),
-    torch.Tensor: lambda writer, value: _write_tensor(writer, value),
-}
-
-
 class _Reader:
     """Decodes the header and the contents after it."""
 
@@ -455,6 +442,19 @@ def _write_tensor(writer: _Writer, tensor: torch.Tensor) -> Ext:
     content = dense.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
     name = str(tensor.dtype).removeprefix("torch.")
     return Ext(_Ext.TENSOR, _pack((name, tuple(tensor.shape), writer.add(content))))
+
+
+_WRITERS: dict[type, Callable[[_Writer, Any], Any]] = {
+    bytes: _write_bytes,
+    bytearray: lambda writer, value: Ext(_Ext.BYTEARRAY, _pack(_write_bytes(writer, value))),
+    memoryview: lambda writer, value: _write_bytes(writer, value.tobytes()),
+    list: _Writer.nodes,
+    tuple: lambda writer, value: Ext(_Ext.TUPLE, _pack(writer.nodes(value))),
+    dict: _write_dict,
+    np.ndarray: _write_array,
+    np.memmap: lambda writer, value: _write_array(writer, np.asarray(value)),
+    torch.Tensor: _write_tensor,
+}
 
 
 def _image_as_plain(image: Image.Image) -> tuple[Any, ...]:

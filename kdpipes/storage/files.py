@@ -464,15 +464,8 @@ class HeldFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def hold_together(self, *, waits: bool = True) -> bool:
-        """Acquire a shared lock, and return whether that succeeded; return at once unless `waits`."""
-        return self._hold(is_alone=False, waits=waits)
-
-    def hold_alone(self) -> bool:
-        """Try to acquire an exclusive lock, and return at once whether that succeeded."""
-        return self._hold(is_alone=True, waits=False)
-
-    def _hold(self, *, is_alone: bool, waits: bool) -> bool:
+    def hold(self, *, is_alone: bool = False, waits: bool = False) -> bool:
+        """Acquire a shared or an exclusive lock, and return whether that succeeded; return at once unless `waits`."""
         import fcntl
 
         kind = fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH

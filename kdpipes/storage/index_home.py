@@ -1,22 +1,20 @@
 """The locations of what belongs to shards: their indexes, and the notes of the job that wrote them.
 
-An index is beside its shard, in the local cache, in one object per folder, or joined with others in a file. Notes are
-beside the shards: the job, the sizes of the shards and the class names.
+An index is beside its shard or in the local cache, where joined indexes are as well. Notes are beside the shards: the
+job, the sizes of the shards and the class names.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import socket
-import tarfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -33,13 +31,11 @@ from kdpipes.storage.files import (
     cache_folder,
     cached_name,
     if_there,
-    list_folder,
     locked,
     make_cache_folder,
     read_url,
     replace_file,
     stat_of,
-    version_of,
     write_url,
 )
 from kdpipes.storage.readers import MAX_BYTES, Version
@@ -47,9 +43,6 @@ from kdpipes.storage.shard_index import Catalog, ShardIndex
 from kdpipes.storage.tar import ends_early, is_index_of
 from kdpipes.storage.urls import identity_of, is_local, split_chain
 
-DATA_SET_INDEX = "kdpipes.index"  # a tar of the indexes beside it
-_FEW = 2  # the minimum number of shards in a folder to use its joint index
-_CHECKED = 4_000  # the maximum number of shards in a folder to check for changes with a listing
 _MAX_BYTES = 1 << 32  # maximum size of the local cache; the joined indexes of 10^7 samples have several hundred MB
 _LARGEST_HEADER = 1 << 24  # maximum bytes of an index besides its arrays
 _BETWEEN_SWEEPS = 64  # writes between two cleanups of the local cache
@@ -194,11 +187,9 @@ def keep(url: str, index: ShardIndex) -> None:
 
 def keep_index(url: str, version: Version) -> None:
     """Write the index of a shard to the local cache, so that a cached shard opens without its storage."""
-    kept = kept_index(url)
-    if kept is None or kept.version != version:
-        index = find_index(url, version).index
-        if index is not None:
-            keep(url, replace(index, version=version))
+    index = find_index(url, version).index
+    if index is not None:
+        keep(url, replace(index, version=version))
 
 
 def put_index(url: str, index: ShardIndex) -> None:
@@ -295,104 +286,6 @@ def forget_joined() -> None:
     for path in cache_folder("indexes").glob("*.joined"):
         with suppress(OSError):
             path.unlink()
-
-
-@dataclass(frozen=True)
-class KnownIndexes:
-    """The indexes of remote shards that can be read without one request per shard.
-
-    These indexes are stored in one object per folder, or in the local cache. A listing of the folder confirms that they
-    describe the current shards. A folder with very many shards is not listed; instead, members are verified when they
-    are read.
-
-    Args:
-        objects: The shards of each folder that has such an object.
-        others: The shards of other folders, whose indexes are all in the local cache.
-        listed: The versions of the shards in listings. Some file systems list tags that differ from those of a stat.
-        unlisted: The shards that are assumed to match their object, because their folder is not listed.
-        sources: The versions of the objects.
-    """
-
-    objects: dict[str, list[str]] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
-    listed: dict[str, Version] = field(default_factory=dict)
-    unlisted: set[str] = field(default_factory=set)
-    sources: list[Version] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, urls: Sequence[str]) -> KnownIndexes:
-        """Look for indexes without reading them."""
-        indexes = cls()
-        for folder, shards in _by_folder(urls).items():
-            source = if_there(version_of, f"{folder}/{DATA_SET_INDEX}") if len(shards) >= _FEW else None
-            is_cached = _FEW <= len(shards) <= _CHECKED and all(map(os.path.exists, map(_cached_index, shards)))
-            if source is None and not is_cached:
-                continue
-            try:
-                names = list_folder(folder) if len(shards) <= _CHECKED else {}
-            except (DataError, FileNotFoundError, NotImplementedError) as error:
-                _log.info("The shards in %s are not listed: %s", masked(folder), error)
-                continue
-            indexes.listed.update({url: names[name] for url in shards if (name := url.rpartition("/")[2]) in names})
-            if source is None:
-                indexes.others.extend(shards)
-            else:
-                indexes.objects[folder] = shards
-                indexes.sources.append(source)
-                indexes.unlisted.update(shards if len(shards) > _CHECKED else ())
-        return indexes
-
-    def confirms(self, url: str, version: Version) -> bool:
-        """Return whether a shard is known to have a version."""
-        return url in self.unlisted or (bool(version.tag) and self.listed.get(url) == version)
-
-    def read(self) -> dict[str, ShardIndex]:
-        """Return the confirmed indexes."""
-        indexes: dict[str, ShardIndex] = {}
-        for folder, urls in self.objects.items():
-            try:
-                indexes.update(_indexes_in(read_url(f"{folder}/{DATA_SET_INDEX}"), urls))
-            except (DataError, tarfile.TarError, FileNotFoundError) as error:
-                _log.info("The index of the dataset in %s is not used: %s", masked(folder), error)
-        indexes.update((url, index) for url in self.others if (index := kept_index(url)) is not None)
-        return {url: index for url, index in indexes.items() if self.confirms(url, index.version)}
-
-
-def _indexes_in(content: bytes, urls: Iterable[str]) -> Iterator[tuple[str, ShardIndex]]:
-    by_name = {f"{url.rpartition('/')[2]}.index": url for url in urls}
-    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        for member in tar:
-            url = by_name.get(member.name)
-            file = tar.extractfile(member) if member.name in by_name else None
-            if url is not None and file is not None:
-                yield url, ShardIndex.from_bytes(file.read(), f"{url}.index")
-
-
-def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
-    """Write the indexes of remote shards into one object per folder, and return the URLs of the objects."""
-    objects = []
-    for folder, urls in _by_folder(indexes).items():
-        if len(urls) < _FEW:
-            continue
-        file = io.BytesIO()
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for url in urls:
-                content = indexes[url].to_bytes()
-                entry = tarfile.TarInfo(f"{url.rpartition('/')[2]}.index")
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
-        objects.append(f"{folder}/{DATA_SET_INDEX}")
-        write_url(objects[-1], file.getvalue())
-    return objects
-
-
-def _by_folder(urls: Iterable[str]) -> dict[str, list[str]]:
-    """Group remote shards by folder, omitting folders that cannot be listed."""
-    folders = defaultdict(list)
-    for url in urls:
-        if "://" in url and "::" not in url and not url.startswith("http") and "?" not in url:
-            folders[url.rpartition("/")[0]].append(url)
-    return folders
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def run_jobs(
         WorkerError: A process has died, or an error cannot be pickled.
     """
     check_workers(executor, num_workers)
-    if executor is None and not num_workers:
+    if not jobs or (executor is None and not num_workers):
         results = _in_this_process(function, jobs, what)
     else:
         results = _in_workers(function, jobs, executor, num_workers, what)
@@ -173,7 +173,7 @@ def _in_workers(
             num_at_once = min(num_workers, len(jobs))
             name = _OWN
             payload = None
-            executor = stack.enter_context(_own_pool(function, num_at_once)) if jobs else None
+            executor = stack.enter_context(_own_pool(function, num_at_once))
         else:
             payload = dumps_with_pillow(function)
             if len(payload) > _LARGE:
@@ -186,7 +186,7 @@ def _in_workers(
             num_at_once = num_workers or getattr(executor, "_max_workers", None) or _NUM_UNKNOWN
             stack.callback(_forget, name, pending)
         rest = iter(jobs)
-        while executor is not None:
+        while True:
             for job in islice(rest, _AHEAD * num_at_once - len(pending)):
                 pending.append((job, executor.submit(_do, name, payload, pickling.dumps(job))))
             if not pending:

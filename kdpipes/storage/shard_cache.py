@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -294,11 +294,9 @@ class NeededShards:
         self._shards = list(shards)
         ends = range(len(self._shards)) if untils is None else untils
         self._width = max((until - index for index, until in enumerate(ends)), default=0)
-        self._places: dict[str, list[int]] = {}
-        self._ends: dict[str, list[int]] = {}
+        self._visits: dict[str, list[tuple[int, int]]] = defaultdict(list)  # the ends and the starts of each shard
         for index, (shard, until) in enumerate(zip(self._shards, ends, strict=True)):
-            self._places.setdefault(shard.name, []).append(index)
-            self._ends.setdefault(shard.name, []).append(until)
+            self._visits[shard.name].append((until, index))
         self._now = -1
 
     @property
@@ -323,16 +321,16 @@ class NeededShards:
 
         The shard before the current one counts as needed, because other workers may still read it.
         """
-        if name not in self._places:
+        if name not in self._visits:
             return None
         index = self._next(name, self._now - 1)
-        return len(self._shards) + self._places[name][0] if index is None else index
+        return len(self._shards) + self._visits[name][0][1] if index is None else index
 
     def _next(self, name: str, now: int) -> int | None:
         """Return the index at which a shard is in use now or needed next; None if there is none."""
-        ends = self._ends.get(name, [])
-        number = bisect_left(ends, now)
-        return self._places[name][number] if number < len(ends) else None
+        visits = self._visits.get(name, [])
+        number = bisect_left(visits, (now,))
+        return visits[number][1] if number < len(visits) else None
 
 
 class Shard(NamedTuple):
@@ -421,7 +419,7 @@ class ShardFolder:
                 file = HeldFile(self._path_of(shard, _WHOLE))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            file.hold_together()
+            file.hold(waits=True)
             if file.is_in_place():
                 break
             file.close()
@@ -483,7 +481,7 @@ class ShardFolder:
             if file is not None:
                 return file
             part = HeldFile(self._path_of(shard, _PART), os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            if not part.hold_alone() or not part.is_in_place():
+            if not part.hold(is_alone=True) or not part.is_in_place():
                 part.is_alone = False
                 return part
             if self._make_room(shard, expendable):
@@ -520,7 +518,7 @@ class ShardFolder:
             os.fsync(part.descriptor)
             with locked(self.path / _LOCK):
                 part.path = part.path.replace(self._path_of(shard, _WHOLE))
-            part.hold_together()
+            part.hold(waits=True)
         except BaseException as error:
             with part:
                 if isinstance(error, OSError | ReplacedError):
@@ -535,7 +533,7 @@ def _seized(path: Path) -> HeldFile | None:
         file = HeldFile(path, os.O_RDWR)
     except FileNotFoundError:
         return None
-    if file.hold_alone() and file.is_in_place():
+    if file.hold(is_alone=True) and file.is_in_place():
         return file
     file.close()
     return None
@@ -545,7 +543,7 @@ def _has_ended(part: HeldFile) -> bool:
     """Wait until the process that fills a part has finished; return False if the part stops growing before."""
     size = part.num_bytes()
     since = time.monotonic()
-    while not part.hold_together(waits=False):
+    while not part.hold():
         if size != part.num_bytes():
             size = part.num_bytes()
             since = time.monotonic()

@@ -232,7 +232,7 @@ def test_leaving_an_epoch_of_whole_shards_leaves_nothing_held(large: str, cache:
         assert threads_left(before) == []
     for path in (cache / "shards").iterdir():
         with HeldFile(path) as file:
-            assert file.hold_alone()
+            assert file.hold(is_alone=True)
 
 
 @pytest.mark.parametrize("fetch", ["auto", "shards"])

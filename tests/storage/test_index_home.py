@@ -19,9 +19,8 @@ from webdataset import TarWriter
 import kdpipes as kdp
 from kdpipes.cli import main
 from kdpipes.storage import index_home
-from kdpipes.storage.catalog import open_catalog
+from kdpipes.storage.catalog import DATA_SET_INDEX, open_catalog
 from kdpipes.storage.files import locked
-from kdpipes.storage.index_home import DATA_SET_INDEX
 from kdpipes.storage.shard_index import Catalog
 from tests.faulty_storage import faulty_storage
 from tests.processes import exit_status, fork, in_child

@@ -175,7 +175,7 @@ def test_who_is_done_leaves_no_thread_and_no_lock(
     assert size_of(place) in (8 * RANGE, 9 * RANGE), "given up after the range that was under way"
     for path in place.iterdir():
         with HeldFile(path) as file:
-            assert file.hold_alone()
+            assert file.hold(is_alone=True)
 
 
 def test_a_child_forked_in_a_download_keeps_no_lock(
@@ -200,10 +200,10 @@ def test_a_child_forked_in_a_download_keeps_no_lock(
         may_go_on.set()
         assert coming.result()
     with HeldFile(place / f"{b.name}.tar") as file:
-        assert file.hold_alone()
+        assert file.hold(is_alone=True)
     cache.forget()
     with HeldFile(place / f"{a.name}.tar") as file:
-        assert file.hold_alone(), "the idle child does not hold it"
+        assert file.hold(is_alone=True), "the idle child does not hold it"
     os.close(sink)
     assert os.waitpid(idle, 0)[1] == 0
     os.close(source)

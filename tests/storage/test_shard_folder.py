@@ -152,14 +152,14 @@ def test_a_part_that_was_left_behind_makes_room_or_is_completed(storage: FaultyF
 def test_a_part_that_is_removed_before_it_is_held_is_begun_anew(
     storage: FaultyFileSystem, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, others = HeldFile.hold_alone, count()
+    honest, others = HeldFile.hold, count()
 
     def hold_late(self: HeldFile, **kwargs: Any) -> bool:
-        if self.path.suffix == ".part" and next(others) == 0:
+        if kwargs.get("is_alone") and self.path.suffix == ".part" and next(others) == 0:
             self.path.unlink()  # as who downloaded it does when the disk is full
         return honest(self, **kwargs)
 
-    monkeypatch.setattr(HeldFile, "hold_alone", hold_late)
+    monkeypatch.setattr(HeldFile, "hold", hold_late)
     assert has_read(made(place), shard(0))
     assert kept(place, ".tar", ".part") == [shard(0).name]
 
@@ -196,7 +196,7 @@ def test_a_process_killed_in_a_download_keeps_no_lock(
         patch.setattr(shard_cache, "write_all", die)
         assert in_child(lambda: made(place).read(one, 0, 9)) == -signal.SIGKILL
     with HeldFile(place / f"{one.name}.part") as file:
-        assert file.hold_alone()
+        assert file.hold(is_alone=True)
     os.close(sink)
     assert has_read(made(place), one)
     os.close(source)
@@ -209,7 +209,7 @@ def test_a_download_that_is_held_up_is_not_awaited_forever(
     cache, one = made(place), shard(0)
     place.mkdir()
     with HeldFile(place / f"{one.name}.part", os.O_RDWR | os.O_CREAT) as part:
-        assert part.hold_alone()
+        assert part.hold(is_alone=True)
         assert not has_read(cache, one)
     assert has_read(made(place), one), "the next one goes on with it"
 
@@ -221,7 +221,7 @@ def test_a_download_that_goes_on_is_waited_for(
     one, turns = shard(0), iter(range(60))
     place.mkdir()
     with HeldFile(place / f"{one.name}.part", os.O_RDWR | os.O_CREAT | os.O_APPEND) as part:
-        assert part.hold_alone()
+        assert part.hold(is_alone=True)
 
         def go_on(seconds: float) -> None:
             if (turn := next(turns, None)) is None:
