@@ -238,9 +238,10 @@ def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str
     ranges = RangeReader()
     places = {name: known for name, known in index.fields.items() if kept.needs(name)}
     for begin in range(0, len(index.keys), _AT_ONCE):
+        window = range(len(index.keys))[begin : begin + _AT_ONCE]
         spans = {
             (sample, name): Span(url, int(known.offsets[sample]), int(known.offsets[sample] + known.sizes[sample]))
-            for sample in range(begin, min(begin + _AT_ONCE, len(index.keys)))
+            for sample in window
             for name, known in places.items()
             if known.offsets[sample] >= 0
         }
@@ -251,7 +252,7 @@ def _read_columns(url: str, index: ShardIndex, names: Sequence[str]) -> dict[str
             checksums = places[name].checksums
             if checksums is not None and crc32(contents[sample][name]) != int(checksums[sample]):
                 raise DataError(f"Member {name!r} of sample {index.keys[sample]!r} in {url!r} is damaged.")
-        for sample in range(begin, min(begin + _AT_ONCE, len(index.keys))):
+        for sample in window:
             kept.add(index.keys[sample], contents[sample])
     return kept.columns()
 

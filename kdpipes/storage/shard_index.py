@@ -22,6 +22,7 @@ from kdpipes.storage.codec import DamagedError, decode, encode
 from kdpipes.storage.decoding import Column, joined_column
 from kdpipes.storage.readers import Version, map_file
 
+_WIDTH = 6  # numbers of a row of `IndexBuilder`
 UNCHECKED = -1  # placeholder for a checksum that was not computed
 _INDEX = "index of a shard"
 _CATALOG = "index of several shards"
@@ -114,9 +115,8 @@ class IndexBuilder:
 
     def __init__(self) -> None:
         self._keys: list[str] = []
-        # For each field, a flat sequence of sample, offset, size and checksum.
+        # For each field, a flat sequence of sample, offset, size, checksum, value, and whether there is a value.
         self._rows = defaultdict[str, "array[int]"](lambda: array("q"))
-        self._values = defaultdict[str, "array[int]"](lambda: array("q"))
         self._has_checksums = True
 
     def __len__(self) -> int:
@@ -131,38 +131,33 @@ class IndexBuilder:
         number = len(self._keys) if number is None else number
         for name, offset, size, checksum, value in members:
             self._has_checksums &= checksum is not None
-            self._rows[name].extend((number, offset, size, checksum or 0))
-            if value is not None:
-                self._values[name].append(value)
+            self._rows[name].extend((number, offset, size, checksum or 0, value or 0, value is not None))
         if number == len(self._keys):
             self._keys.append(key)
 
     def repeated(self) -> tuple[str, str, int] | None:
         """Return field, key and offset of a member whose sample has another one of that field; None without one."""
         for name, numbers in self._rows.items():
-            samples = np.frombuffer(numbers, dtype=np.int64)[::4]
+            samples = np.frombuffer(numbers, dtype=np.int64)[::_WIDTH]
             _, firsts = np.unique(samples, return_index=True)
             if len(firsts) < len(samples):
                 row = int(np.setdiff1d(np.arange(len(samples)), firsts)[0])
-                return name, self._keys[samples[row]], numbers[4 * row + 1]
+                return name, self._keys[samples[row]], numbers[_WIDTH * row + 1]
         return None
 
     def index(self, version: Version, starts: NDArray[np.int64] | None = None) -> ShardIndex:
         """Return the index of the samples so far. With `starts`, offsets are relative to the start of each sample."""
         fields = {}
         for name, numbers in self._rows.items():
-            rows = np.frombuffer(numbers, dtype=np.int64).reshape(-1, 4)
-            columns = np.zeros((3, len(self._keys)), dtype=np.int64)
+            rows = np.frombuffer(numbers, dtype=np.int64).reshape(-1, _WIDTH)
+            columns = np.zeros((_WIDTH - 1, len(self._keys)), dtype=np.int64)
             columns[0] = -1
             columns[:, rows[:, 0]] = rows[:, 1:].T
             if starts is not None:
                 columns[0, rows[:, 0]] += starts[rows[:, 0]]
-            checksums = columns[2].astype(np.uint32) if self._has_checksums else None
-            values = None
-            if len(self._values.get(name, ())) == len(self._keys):
-                values = np.empty(len(self._keys), dtype=np.int64)
-                values[rows[:, 0]] = np.frombuffer(self._values[name], dtype=np.int64)
-            fields[name] = Places(columns[0], columns[1], checksums, values)
+            offsets, sizes, checksums, values, has_value = columns
+            sums = checksums.astype(np.uint32) if self._has_checksums else None
+            fields[name] = Places(offsets, sizes, sums, values if has_value.all() else None)
         return ShardIndex(version, PackedStrings(self._keys), fields)
 
 

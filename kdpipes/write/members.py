@@ -358,8 +358,7 @@ def make_or_leave_out(
     *,
     position: int,
     handler: Any,
-    is_indexed: bool,
-    once: bool = False,
+    is_indexed: bool = True,
 ) -> Made | None:
     """Return the result of `make` for a sample, or None if the chain's `on_error` leaves the sample out.
 
@@ -369,7 +368,6 @@ def make_or_leave_out(
         position: Names the sample in the log if it cannot be fetched.
         handler: The chain's error handler (see `Chain.error_handler`), or None.
         is_indexed: Whether the quarantine lists the position, too, because other samples may have the key.
-        once: Whether a sample that fails again is logged only the first time.
     """
     sample = None
     try:
@@ -380,7 +378,7 @@ def make_or_leave_out(
             raise
         key = f"position {position}" if sample is None else sample.key
         place = () if sample is None or not is_indexed else position_of(sample)
-        handler.write_down(key, f"{type(error).__name__}: {error}", position=place, once=once)
+        handler.write_down(key, f"{type(error).__name__}: {error}", position=place, once=True)
         _log.warning("Sample %r is left out: %s: %s", key, type(error).__name__, masked(str(error)))
         return None
 

@@ -278,8 +278,7 @@ class _RecordItems:
         for position in shown_if_slow(prefetched(self._chain, positions), len(positions), what):
             make = partial(self._record, position=position, listed=listed)
             fetch = partial(self._sample, position)
-            is_indexed = self._chain is not None
-            record = make_or_leave_out(fetch, make, position=position, handler=handler, is_indexed=is_indexed)
+            record = make_or_leave_out(fetch, make, position=position, handler=handler)
             if record is not None:
                 yield record
 

@@ -516,7 +516,7 @@ class _Recipe(NamedTuple):
         handler = Chain.of(self.pipe).error_handler()
         is_indexed = isinstance(self.pipe, MapPipe)
         for position, fetch in samples:
-            yield make_or_leave_out(fetch, make, position=position, handler=handler, is_indexed=is_indexed, once=True)
+            yield make_or_leave_out(fetch, make, position=position, handler=handler, is_indexed=is_indexed)
 
     def tar_samples(self, start: int, stop: int) -> Iterator[TarSample | None]:
         """Yield the samples of an indexed chain as they are written."""
