@@ -151,9 +151,8 @@ class ObjectReader(FsspecReader):
 
 def remote_reader(url: str, filesystem: Any, path: str) -> FsspecReader:
     """Return the reader of a remote file: through obstore if it supports the storage."""
-    protocols = filesystem.protocol if isinstance(filesystem.protocol, tuple | list) else (filesystem.protocol,)
-    kind = next((_KINDS[protocol] for protocol in protocols if protocol in _KINDS), None)
-    if kind is None or filesystem.asynchronous:
+    kind = filesystem.protocol if isinstance(filesystem.protocol, str) else filesystem.protocol[0]
+    if kind not in _STORES or filesystem.asynchronous:
         return FsspecReader(url, filesystem, path)
     return ObjectReader(url, filesystem, path, kind)
 
@@ -364,9 +363,8 @@ def _azure_client(filesystem: Any, options: dict[str, Any], bucket: str) -> _Cli
     return _Client({**config, "skip_signature": True})
 
 
-_KINDS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "az": "azure"}
 _STORES: dict[str, tuple[str, set[str], Callable[[Any, dict[str, Any], str], _Client | None]]] = {
     "s3": ("S3Store", _S3_OPTIONS, _s3_client),
-    "gcs": ("GCSStore", _GCS_OPTIONS, _gcs_client),
-    "azure": ("AzureStore", _AZURE_OPTIONS, _azure_client),
+    "gs": ("GCSStore", _GCS_OPTIONS, _gcs_client),
+    "abfs": ("AzureStore", _AZURE_OPTIONS, _azure_client),
 }

@@ -299,7 +299,8 @@ def _decoded(kind: str, content: Any, url: str) -> tuple[list[list[Version]], Pa
                 raise ValueError("Its columns have different lengths")
     except (DataError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = str(error).rstrip(".")
-        raise DamagedError(f"Index {url!r} cannot be read: {reason}. Write it again with `kdpipes index`.") from error
+        text = f"Index {url!r} is damaged or has another format: {reason}."
+        raise DamagedError(f"{text} Write it again with `kdpipes index`.") from error
     return versions, keys, fields, columns
 
 
