@@ -24,6 +24,7 @@ try:
     for _pipe in _PIPES:  # a pipe is registered when its module is imported
         for _module in _pipe.homes:
             _import_module(_module)
+    _fill_slots("kdpipes.storage.decoding", "image_header")
     _fill_slots("kdpipes.look.peek", "Peek")
     _fill_slots("kdpipes.look.pictures", "image_png")
     _fill_slots("kdpipes.look.show", "chain_html", "chain_text")

@@ -79,14 +79,6 @@ def test_wrong_bytes_come_without_an_error(root: str, read: Any) -> None:
     assert len(moved) == 200
 
 
-def test_an_object_is_replaced_between_requests(root: str) -> None:
-    storage = FaultyFileSystem(root, faults=[Fault("new_etag", after=2), Fault("new_size", after=3)])
-    seen = [storage.info("a.bin") for _ in range(4)]
-    assert [entry["size"] for entry in seen] == [200, 200, 200, 201]
-    tags = [entry["ETag"] for entry in seen]
-    assert tags[0] == tags[1] != tags[2] == tags[3]
-
-
 def test_a_schedule_says_which_requests_of_a_path_are_hit(root: str) -> None:
     def schedule(*paths: str, **when: Any) -> list[list[bool]]:
         storage = FaultyFileSystem(root, faults=[Fault("reset", **when)])
@@ -98,23 +90,3 @@ def test_a_schedule_says_which_requests_of_a_path_are_hit(root: str) -> None:
     assert schedule("a.bin", times=1) == [[no, yes, yes, yes, yes, yes]]
     assert schedule("a.bin", on="range") == schedule("a.bin", paths="birds/*") == [[yes] * 6]
     assert schedule("a.bin", "birds/b.bin", paths="*b.bin") == [[yes] * 6, [no] * 6]
-
-
-def test_requests_and_bytes_are_counted(root: str) -> None:
-    storage = FaultyFileSystem(root, faults=[Fault("truncate", every=4)])
-    for start, stop in ((0, 100), (50, 150), (150, 200), (0, 100)):
-        storage.cat_file("a.bin", start, stop)
-    storage.cat_file("birds/b.bin", -10)
-    storage.info("a.bin")
-    assert storage.stats() == (6, 360, 310, 100, {"truncate": 1})
-    assert storage.stats(since=4) == (2, 10, 10, 0, {})
-    assert [(request.kind, request.start, request.stop) for request in storage.requests()[3:]] == [
-        ("range", 0, 100),
-        ("range", 190, 200),
-        ("info", 0, 0),
-    ]
-
-
-def _read_by_url(_: int) -> list[bool]:
-    filesystem, path = fsspec.core.url_to_fs("faulty://a.bin")
-    return outcomes(filesystem, 10, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from itertools import cycle, islice
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from torch.utils.data.datapipes.iter import IterableWrapper
 from webdataset import TarWriter
 
 import kdpipes as kdp
+from tests.pictures import file_of
 from tests.resuming import (
     FORKED,
     FRESH,
@@ -75,9 +74,7 @@ def test_spawned_workers_have_that_order_and_those_states(number_epochs: Any, nu
 
 def _tiny_image(number: int) -> bytes:
     pixels = np.random.default_rng(number).integers(0, 255, (10 + number % 3, 12, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return file_of(pixels)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Entries of fields that hold dictionaries: `"json.size.width"` is the entry `["size"]["width"]` of `json`."""
+"""Entries of fields: `"json.size.width"` is `["size"]["width"]` of a dictionary, `"jpg.width"` of an image file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from kdpipes.core.column import Column
 from kdpipes.core.errors import DataError, FieldError
+from kdpipes.core.on_use import call_slot
 from kdpipes.core.sample import Block, Sample
 
 
@@ -24,12 +25,14 @@ def field_of(name: str, fields: Any) -> str | None:
 def entry_of(value: Any, path: str, name: str) -> Any:
     """Return the entry of nested dictionaries at a path such as "size.width". Errors name it `name`.
 
-    Keys may contain dots. If the path can be split into existing keys in several ways, the split with the shortest
-    first key is used.
+    The bytes of an image have the entries of its header: see `image_header`. Keys may contain dots. If the path can be
+    split into existing keys in several ways, the split with the shortest first key is used.
 
     >>> entry_of({"size": {"width": 3}}, "size.width", "json.size.width"), entry_of({"m.w": 4}, "m.w", "json.m.w")
     (3, 4)
     """
+    if isinstance(value, bytes):
+        value = call_slot("image_header", value, name)
     if not isinstance(value, dict):
         key = path.partition(".")[0]
         raise DataError(

@@ -163,9 +163,10 @@ class MapPipe(Pipe, MapChain):
     def column(self, name: str) -> NDArray[Any]:
         """Return one field of all samples, `[len(self)]`. The array must not be modified.
 
-        `column("json.width")` returns the entry "width" of the field `json`, which holds dictionaries. The labels `y`
-        are read only once. `column("key")` returns the keys of the samples, unless there is a field of
-        that name. If each epoch draws other samples (`sample_weighted`), this is the column of epoch 0.
+        `column("json.width")` returns the entry "width" of the field `json`, which holds dictionaries, and
+        `column("jpg.width")` the width in the header of each image file. `column("key")` returns the keys of the
+        samples, unless there is a field of that name. The labels `y` are read only once. If each epoch draws other
+        samples (`sample_weighted`), this is the column of epoch 0.
         """
         check_type("name", name, str, "the name of a field")
         kept: Shared[NDArray[Any]] | None = self.__dict__.get(_KEPT_LABELS)
@@ -197,9 +198,12 @@ class MapPipe(Pipe, MapChain):
             len(self)  # a source that has not been opened yet does not know its fields and columns. `len` opens it
             field = None if has_column(self, name) else field_of(name, self.field_names() or ())
         with planning(0):
-            column = as_column(self.read_column(name if field is None else field))
-            if field is not None:
-                column = as_column([entry_of(value, name[len(field) + 1 :], name) for value in column.tolist()])
+            if field is not None and len(self) and not isinstance(self.fetch(0)[field], dict):
+                column = MapPipe.read_column(self, name)  # not all images at a time
+            else:
+                column = as_column(self.read_column(name if field is None else field))
+                if field is not None:
+                    column = as_column([entry_of(value, name[len(field) + 1 :], name) for value in column.tolist()])
         if len(column) != len(self):
             owner = type(self).__name__
             raise ChainError(

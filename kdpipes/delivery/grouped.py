@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import Permutation, smallest_int
+from kdpipes.core.callback import Callback
+from kdpipes.core.entries import field_of
 from kdpipes.core.errors import DataError, check_count, check_type, must_be, reject_field
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.map_pipe import indexed
+from kdpipes.core.map_pipe import as_column, indexed
 from kdpipes.core.randomness import hash_key
 from kdpipes.delivery.batching import Arguments, Batching, Epoch
 from kdpipes.delivery.layout import Layout, Sharding, share_out
@@ -160,7 +162,7 @@ def _given(**limits: int | None) -> dict[str, int]:
 def reject_missing(source: Any, field: str) -> None:
     """Raise FieldError if the source is known not to have a field."""
     known = indexed(source, "deal", takes_samples=False).field_names()
-    if known is not None and field not in known:
+    if known is not None and field not in known and field_of(field, known) is None:
         hint = f'`.add_field({field!r}, lambda sample: len(sample["x"]))` adds one, for example.'
         reject_field(field, "The source", known, hint)
 
@@ -265,15 +267,16 @@ class ByValue(Grouped):
     follow each other. With it, the samples of each value and the batches are shuffled.
 
     Args:
-        field: The name of the field, which holds numbers or text. It is read once for all samples. It need not be
-            selected, and `.add_field` can compute it.
+        field: The name of the field, which holds numbers or text; or the names of several for `of`, such as "w h". They
+            are read once for all samples. They need not be selected, and `.add_field` can compute them.
         batch_sizes: The batch sizes of some values, by value, in place of that of `deal`: of a batch of one rank if
             `deal` has a `batch_size`, of the batches of all ranks together if it has a `global_batch_size`.
+        of: A function that takes an array `[n]` for each field, and returns the value of each sample, `[n]`.
 
     Memory: Four bytes for each sample, shared by the workers, and up to 48 bytes for each batch.
 
     Raises:
-        TypeError: `batch_sizes` is not a mapping.
+        TypeError: `batch_sizes` is not a mapping, or `of` does not return one value for each sample.
         ValueError: A batch size is less than 1, or is given for a value that no sample has. When an epoch begins, also
             if a short batch has fewer samples than there are ranks, with `uneven="keep"`.
         DataError: When the field is read: its values are of different kinds, such as numbers and text.
@@ -288,20 +291,27 @@ class ByValue(Grouped):
     fixed_by = "kdp.by_value(...)"
     _layout: Layout
 
-    def __init__(self, field: str, batch_sizes: Mapping[Any, int] | None = None) -> None:
+    def __init__(
+        self, field: str, batch_sizes: Mapping[Any, int] | None = None, *, of: Callable[..., Any] | None = None
+    ) -> None:
         check_type("field", field, str, 'the name of a field, like "length"')
         self.field = field
+        self._of = None if of is None else Callback("of", of)
+        self._fields = [field] if of is None else field.split()
         check_type("batch_sizes", batch_sizes, Mapping | None, "a mapping from values to batch sizes")
         sizes = ((value, check_count("batch_sizes", size)) for value, size in (batch_sizes or {}).items())
         self.batch_sizes = dict(sizes) or None
 
     def set_up(self, source: Any, arguments: Arguments) -> None:
         self._layout = Layout(arguments.batch_size, arguments.global_batch_size, arguments.uneven)
-        reject_missing(source, self.field)
+        for field in self._fields:
+            reject_missing(source, field)
 
     def prepare(self, source: Any, num_ranks: int) -> Any:
         self.fix(source)
-        return self._once(lambda: ValueOrder(self.field, source.column(self.field), self.batch_sizes or {}))
+        return self._once(
+            lambda: ValueOrder(self.field, map(source.column, self._fields), self._of, self.batch_sizes or {})
+        )
 
     def sizes(self, num_ranks: int) -> dict[str, Any]:
         sizes = {str(value): size for value, size in (self.batch_sizes or {}).items()}
@@ -321,7 +331,16 @@ class ByValue(Grouped):
 class ValueOrder(Fingerprinted):
     """The positions of samples by their value."""
 
-    def __init__(self, field: str, column: NDArray[Any], batch_sizes: Mapping[Any, int]) -> None:
+    def __init__(
+        self, field: str, columns: Iterable[NDArray[Any]], of: Callback | None, batch_sizes: Mapping[Any, int]
+    ) -> None:
+        column, *others = columns
+        if of is not None:
+            size = len(column)
+            column = as_column(np.atleast_1d(of(column, *others)))
+            if column.shape != (size,):
+                rule = f"a function that returns one value for each sample, `[{size}]`"
+                raise TypeError(must_be("of", rule, column))
         try:
             values, groups, counts = np.unique(column, return_inverse=True, return_counts=True)
         except TypeError as error:

@@ -273,8 +273,11 @@ class Loader:
             if problem is not None and (self._dealer is None or not self._dealer.is_for_all_ranks):
                 warn(" ".join(problem))
             check_shares(self._chain, self._service.num_workers)
-            if not self.reading_service.is_running:
-                self._copy_service()
+            before = self.reading_service
+            if not before.is_running:
+                self.reading_service = copy.deepcopy(self._service)
+                self.reading_service.clock = before.clock
+                self.reading_service.counters = before.counters
             if self._tuner is not None:
                 self._tuner.begin()
             start = self._clock.upcoming()
@@ -304,13 +307,6 @@ class Loader:
         except BaseException:
             self.shutdown()
             raise
-
-    def _copy_service(self) -> None:
-        """Copy the reading service, which starts workers."""
-        before = self.reading_service
-        self.reading_service = copy.deepcopy(self._service)
-        self.reading_service.clock = before.clock
-        self.reading_service.counters = before.counters
 
     def _taken(self, batches: Batches) -> Any:
         """Return the next batch for an iterator.

@@ -66,7 +66,8 @@ class SampleFilterMapDataPipe(PlanPipe):
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
         columns: The name of a field, or a list of names. `"json.width"` is the entry `"width"` of the field `"json"`.
-            `"key"` is the key of the sample.
+            `"key"` is the key of the sample, and `"x.width"` the width of an encoded image in field `x`; its header has
+            height, channels, format and bytes, too.
         keep: A function that takes one NumPy array `[n]` for each column, and returns a mask of the samples to keep,
             `[n] bool`. It must depend only on its arguments.
 

@@ -54,7 +54,8 @@ def index_shards(
         urls: Paths or fsspec URLs of uncompressed tars, with brace ranges or globs.
         columns: The values of each sample to store in the index, so that `filter_samples`, `filter_classes` and `split`
             need not read any members. These are fields, such as `"txt"`, or entries of JSON members, such as
-            `"json.label,json.size.width"`. They must be numbers, booleans, strings or null.
+            `"json.label,json.size.width"`, or of headers of images, `"jpg.width"` (also height, channels, format
+            and bytes). They must be numbers, booleans, strings or null.
         checksums: Whether to also read the contents of local shards and store their checksums. Indexes of remote shards
             always have checksums.
         timeout_s: How long remote storage may take to respond to a request, in seconds, plus 1 s for each 256 KiB of a

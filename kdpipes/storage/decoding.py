@@ -12,6 +12,7 @@ import math
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -190,7 +191,7 @@ class ColumnBuilder:
 
     Args:
         url: The URL of the shard, for errors.
-        names: The names of the columns: fields, "cls", or entries of fields, "json.width".
+        names: The names of the columns: fields, "cls", or entries of fields, "json.width" and "jpg.width".
     """
 
     def __init__(self, url: str, names: Iterable[str]) -> None:
@@ -216,6 +217,9 @@ class ColumnBuilder:
             try:
                 if field is not None and field not in decoded:
                     decoded[field] = decode_member(field, contents[field])
+                    if name != field and isinstance(decoded[field], bytes):
+                        with suppress(DataError):  # then the value is missing
+                            decoded[field] = image_header(decoded[field], name)
                 value = MISSING if field is None else self._entry(decoded[field], name, field)
                 if value is not MISSING and type(value) not in (type(None), bool, int, float, str):
                     raise ValueError(f"it is a {type(value).__name__}")
@@ -286,6 +290,27 @@ def open_image(content: bytes | bytearray | memoryview) -> Image.Image:
         if not Image.init():  # False: all plugins, also those for rare formats, are already loaded
             raise
         return Image.open(io.BytesIO(content), formats=_formats(len(Image.OPEN)))
+
+
+def image_header(content: bytes, column: str) -> dict[str, Any]:
+    """Return width and height in pixels, channels, format ("JPEG") and number of bytes of an image file.
+
+    No pixel is decoded. An orientation tag (EXIF) is ignored.
+
+    Raises:
+        DataError: The bytes of the column are not an image.
+    """
+    try:
+        image = open_image(content)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"Column {column!r} needs the bytes of an image file, but found others: {error}.") from error
+    return {
+        "width": image.width,
+        "height": image.height,
+        "channels": len(image.getbands()),
+        "format": image.format,
+        "bytes": len(content),
+    }
 
 
 def image_suffixes() -> tuple[str, ...]:

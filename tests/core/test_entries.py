@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import kdpipes as kdp
 from kdpipes.core.entries import entry_of
+from tests.pictures import file_of
 
 NESTED = {"size": {"width": 3, "a.b": 4}, "m.w": 5, "m.n": {"x.y": 6}, "a": {"c": 7}, "a.b": {"c": 8}, "": 9, "e": {}}
 
@@ -39,6 +41,7 @@ def test_an_entry_is_found_whatever_its_keys_are(path: str, value: Any) -> None:
         (NESTED, "e.f", "there is no entry 'f'; the dictionary is empty"),
         ({}, "w", "there is no entry 'w'; the dictionary is empty"),
         (NESTED, "m.w.x", "looks up 'x' in a dictionary, but found int"),
+        (b"no image", "width", "needs the bytes of an image file"),
     ],
 )
 def test_a_missing_entry_is_an_error_with_those_that_exist(value: Any, path: str, words: str) -> None:
@@ -71,3 +74,32 @@ def test_dots_in_keys_are_read_from_every_source(source: str, tmp_path: Path) ->
     if source != "stream":
         assert pipe.column("json.m.w").tolist() == list(range(9))
         assert [item for batch in chain.deal(batch_size=8, uneven="keep") for item in batch] == expected
+
+
+def picture(width: int, format: str) -> bytes:
+    return file_of(Image.new("L" if format == "PNG" else "RGB", (width, 7)), format)
+
+
+@pytest.mark.parametrize("source", ["dataset", "folder", "table", "shards", "index", "stream"])
+def test_headers_of_images_are_columns_of_all_sources(tmp_path: Path, source: str) -> None:
+    pictures = [picture(5, "JPEG"), picture(6, "PNG"), picture(9, "JPEG")]
+    samples = kdp.from_dataset(pictures, "x")
+    for number, content in enumerate(pictures):
+        path = tmp_path / "photos" / "a" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    url = str(tmp_path / "0.tar")
+    kdp.write_shards(samples.rename_fields(jpg="x"), str(tmp_path / "%d.tar"), max_samples=9)
+    if source == "index":
+        kdp.index_shards(url, columns="jpg.width,jpg.format")
+    pipe: Any = {
+        "dataset": lambda: samples,
+        "folder": lambda: kdp.image_folder(tmp_path / "photos"),
+        "table": lambda: kdp.from_table({"x": pictures}),
+        "shards": lambda: kdp.open_shards(url).rename_fields(x="jpg"),
+        "index": lambda: kdp.open_shards(url).rename_fields(x="jpg"),
+        "stream": lambda: kdp.stream_shards(url).rename_fields(x="jpg"),
+    }[source]()
+    large = pipe.filter_samples(columns=["x.width", "x.format"], keep=lambda w, kind: (w > 5) & (kind != "GIF"))
+    sizes = large.rename_fields(w="x.width", h="x.height", c="x.channels", n="x.bytes").select("w h c n")
+    assert list(sizes) == [(6, 7, 1, len(pictures[1])), (9, 7, 3, len(pictures[2]))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from torch.utils.data import graph_settings
@@ -19,10 +18,6 @@ def chain(size: int = 22, *, batch_size: int = 4, **deal: Any) -> Any:
 
 def epochs_of(pipe: Any, number: int = 3) -> list[list[Any]]:
     return [list(pipe) for _ in range(number)]
-
-
-def travelled(state: Any) -> Any:
-    return json.loads(json.dumps(state))
 
 
 def of_rank(pipe: Any, rank: int) -> Any:

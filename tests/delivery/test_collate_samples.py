@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +12,11 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
 from kdpipes.delivery.collate_samples import collate
+from tests.pictures import file_of
 
 
 def png(width: int, height: int, mode: str = "RGB") -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, (width, height), 7).save(file, "PNG")
-    return file.getvalue()
+    return file_of(Image.new(mode, (width, height), 7))
 
 
 @pytest.mark.parametrize(

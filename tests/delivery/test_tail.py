@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from kdpipes.delivery import deal_stream as dealing
 from kdpipes.delivery.deal_stream import tail_of
 from kdpipes.demo import write_photo_shards
 from kdpipes.testing import check_resumable
+from tests.pictures import file_of
 
 SIZE = 60
 ITEMS = [(number, number % 3) for number in range(SIZE)]
@@ -109,9 +109,7 @@ def test_batches_of_shards_are_those_of_single_samples(
 
 def test_samples_with_other_members_are_worked_on_alone(tmp_path: Path, num_read: list[int]) -> None:
     def png(value: int) -> bytes:
-        file = io.BytesIO()
-        Image.new("RGB", (4, 4), (value, 0, 0)).save(file, "PNG")
-        return file.getvalue()
+        return file_of(Image.new("RGB", (4, 4), (value, 0, 0)))
 
     with TarWriter(str(tmp_path / "a.tar")) as writer:
         for number in range(16):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
 import kdpipes as kdp
 from kdpipes.core.errors import ChainError
 from kdpipes.demo import write_photo_folder
+from tests.resuming import travelled
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -32,11 +32,6 @@ def told(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value).__name__, [told(part) for part in value]
     return type(value).__name__, value
-
-
-def travelled(state: Any) -> Any:
-    """Return a state as a checkpoint on disk gives it back."""
-    return json.loads(json.dumps(state))
 
 
 class Shift:

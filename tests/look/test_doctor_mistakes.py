@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import random
 import re
 import sqlite3
@@ -27,6 +26,7 @@ from kdpipes.look.doctor.rules import Facts
 from kdpipes.work.decode import ImageDecoder
 from tests.faulty_storage import faulty_storage
 from tests.look.test_doctor import jitter
+from tests.pictures import file_of
 
 STOCK = "ignore:(Lambda|Local) function is not supported:UserWarning"
 
@@ -296,9 +296,7 @@ def test_a_transform_that_gives_one_image_for_all_is_found() -> None:
 def image_files(images: Sequence[Any], kind: str = "PNG", **options: Any) -> list[bytes]:
     files = []
     for image in images:
-        file = io.BytesIO()
-        image.save(file, kind, **options)
-        files.append(file.getvalue())
+        files.append(file_of(image, kind, **options))
     return files
 
 

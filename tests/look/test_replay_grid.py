@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 import kdpipes as kdp
 from kdpipes.look import replay_grid
 from tests.look.test_show_batch import photo
+from tests.pictures import file_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -164,16 +164,10 @@ def test_the_original_of_a_random_source_is_what_was_cropped() -> None:
     assert np.array_equal(original, result)
 
 
-def encoded(image: Image.Image) -> bytes:
-    content = io.BytesIO()
-    image.save(content, "PNG")
-    return content.getvalue()
-
-
 @pytest.mark.parametrize("before", ["decode_images", "rename_fields"])
 def test_a_transform_of_another_field_may_come_first(before: str) -> None:
     if before == "decode_images":
-        source = kdp.from_dataset([(encoded(image), y) for image, y in PHOTOS]).transform("y", str).decode_images()
+        source = kdp.from_dataset([(file_of(image), y) for image, y in PHOTOS]).transform("y", str).decode_images()
     else:
         source = kdp.from_dataset(PHOTOS, "image y").transform("y", str).rename_fields(x="image")
     picture = replay_grid(cropped(source).select("x").deal(batch_size=2), tile=TILE)

@@ -19,6 +19,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import kdpipes as kdp
 from kdpipes.storage.codec import decode, encode
 from kdpipes.work import EncodedImage
+from tests.pictures import file_of
 
 WIDTH, HEIGHT = 160, 120
 
@@ -29,9 +30,7 @@ def encoded(mode: str = "RGB", suffix: str = "jpeg", **options: Any) -> bytes:
         Image.fromarray(pixels).convert("RGB").quantize(16) if mode == "P" else Image.fromarray(pixels).convert(mode)
     )
     assert image.mode == mode
-    file = io.BytesIO()
-    image.save(file, suffix, **options)
-    return file.getvalue()
+    return file_of(image, suffix, **options)
 
 
 def indexed(content: Any) -> Any:

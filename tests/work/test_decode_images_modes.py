@@ -19,18 +19,12 @@ from kdpipes.demo import write_photo_folder
 from kdpipes.storage.codec import decode, encode
 from kdpipes.work import EncodedImage
 from kdpipes.work.jpeg import find_decoders
+from tests.pictures import file_of
 
 DEPTH = np.arange(4000, dtype=np.uint16).reshape(50, 80)
 FLOATS = (np.arange(4000, dtype=np.float32).reshape(50, 80) - 7) / 3
 IDS = (np.arange(4000).reshape(50, 80) // 700).astype(np.uint8)
 GREY = np.random.default_rng(0).integers(0, 256, (50, 80), dtype=np.uint8)
-
-
-def file_of(image: Any, kind: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def mask() -> Image.Image:
@@ -305,9 +299,7 @@ def test_fields_named_like_masks_keep_class_numbers(name: str, mode: str, batch_
     mask = Image.fromarray(numbers).convert("P")
     mask.putpalette([0, 0, 0, 128, 0, 0])
     mask = mask if mode == "P" else Image.fromarray(numbers if mode == "L" else numbers.astype(bool))
-    file = io.BytesIO()
-    mask.save(file, "PNG")
-    rows = [(file.getvalue(), file.getvalue())] * 2
+    rows = [(file_of(mask),) * 2] * 2
     chain = kdp.from_dataset(rows, fields=f"{name} other").decode_images(name).decode_images("other")
     assert np.array_equal(np.asarray(chain[0][name]), numbers)
     masks, others = next(iter(chain.select(f"{name} other").deal(batch_size=batch_size).collate_samples()))
@@ -316,8 +308,6 @@ def test_fields_named_like_masks_keep_class_numbers(name: str, mode: str, batch_
 
 
 def test_a_mask_in_colors_is_an_error_that_names_the_mode() -> None:
-    file = io.BytesIO()
-    Image.new("RGB", (2, 2)).save(file, "PNG")
-    sample = kdp.from_dataset([(file.getvalue(),)], fields="mask").decode_images("mask")[0]
+    sample = kdp.from_dataset([(file_of(Image.new("RGB", (2, 2))),)], fields="mask").decode_images("mask")[0]
     with pytest.raises(kdp.DataError, match=r"of mode 'RGB'; `decode_images\(\.\.\., mode='RGB'\)` keeps them"):
         np.asarray(sample["mask"])

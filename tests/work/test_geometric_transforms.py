@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from skimage import data
 
 import kdpipes as kdp
 from kdpipes.work import EncodedImage, RecordedTransform
+from tests.pictures import file_of
+from tests.work.transforms import assert_rejected
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
@@ -37,9 +38,7 @@ def as_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def encoded(image: Image.Image) -> EncodedImage:
-    file = io.BytesIO()
-    image.save(file, "png")
-    return EncodedImage(file.getvalue())
+    return EncodedImage(file_of(image))
 
 
 def photos(folder: Path) -> list[Image.Image]:
@@ -380,7 +379,4 @@ REJECTED: list[tuple[Any, type[Exception], str]] = [
 
 
 def test_bad_arguments_are_rejected() -> None:
-    for make, error, message in REJECTED:
-        with pytest.raises(error) as raised:
-            make()
-        assert message in str(raised.value)
+    assert_rejected(REJECTED)

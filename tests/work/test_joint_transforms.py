@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import kdpipes as kdp
 from kdpipes.core.fingerprint import fingerprint
 from kdpipes.work.decode import EncodedImage
 from tests.hashes import fingerprints
+from tests.pictures import file_of
 
 WIDTH, HEIGHT = 60, 40
 NAMES = "image mask boxes points label"
@@ -161,9 +161,7 @@ def test_colours_change_in_images_alone() -> None:
 
 
 def encoded(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(rows(number)).resize((640, 480)).save(file, "JPEG")
-    return file.getvalue()
+    return file_of(Image.fromarray(rows(number)).resize((640, 480)), "JPEG")
 
 
 def test_only_the_region_of_an_encoded_image_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ import kdpipes as kdp
 from kdpipes.storage.codec import encode
 from kdpipes.work import DecodedImage, EncodedImage, decode, jpeg
 from kdpipes.work.jpeg import Box, JpegDecoder, UnfitError, find_decoders
+from tests.pictures import file_of
 
 turbojpeg = pytest.importorskip("turbojpeg")  # has no wheels for Python 3.14
 ASTRONAUT = Image.fromarray(data.astronaut()).resize((213, 187))
@@ -157,9 +158,8 @@ def test_damaged_files_give_what_pillow_gives(backend: Any) -> None:
 
 def test_other_formats_are_pillows() -> None:
     for suffix in ("PNG", "WEBP", "BMP"):
-        file = io.BytesIO()
-        ASTRONAUT.save(file, suffix, lossless=True)
-        assert np.array_equal(np.asarray(EncodedImage(file.getvalue())), np.asarray(ASTRONAUT))
+        content = file_of(ASTRONAUT, suffix, lossless=True)
+        assert np.array_equal(np.asarray(EncodedImage(content)), np.asarray(ASTRONAUT))
 
 
 def test_a_bomb_is_rejected_as_pillow_rejects_it(monkeypatch: pytest.MonkeyPatch) -> None:

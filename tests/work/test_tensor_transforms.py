@@ -17,6 +17,7 @@ import kdpipes as kdp
 from kdpipes.work import RecordedTransform
 from tests.work.replaying import recorded_runs
 from tests.work.test_geometric_transforms import encoded
+from tests.work.transforms import assert_rejected
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 IMAGE = Image.fromarray(PIXELS)
@@ -145,7 +146,4 @@ REJECTED: list[tuple[Any, type[Exception], str]] = [
 
 
 def test_bad_arguments_are_rejected() -> None:
-    for make, error, message in REJECTED:
-        with pytest.raises(error) as raised:
-            make()
-        assert message in str(raised.value)
+    assert_rejected(REJECTED)

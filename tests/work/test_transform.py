@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import kdpipes as kdp
 from kdpipes.core import randomness
 from kdpipes.core.randomness import seeded_globals
+from tests.work.replaying import Shift
 
 ITEMS = [(n, n % 2) for n in range(4)]
 
@@ -146,16 +147,6 @@ def test_an_image_arrives_as_pillows_and_only_if_transformed(photo_folder: Any) 
         )
         assert next(iter(pipe.select("x"))) == ((Image.Image, "RGB"),)
         assert list(pipe.select("y")) == [(0,), (1,)]
-
-
-class Shift:
-    """A transform of a user's own, in two steps."""
-
-    def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
-        return {"by": int(rng.integers(1, 1 << 40))}
-
-    def apply(self, value: Any, params: dict[str, Any]) -> Any:
-        return value + params["by"]
 
 
 class Scale:

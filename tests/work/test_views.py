@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,8 @@ from PIL import Image
 import kdpipes as kdp
 from kdpipes.delivery import split_ctx
 from kdpipes.work import EncodedImage
-from tests.work.replaying import Shift, both_flavours, indexed, plus_rng, stream
+from tests.pictures import file_of
+from tests.work.replaying import Shift, both_flavours, indexed, plus_random, plus_rng, stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -27,10 +26,6 @@ def photo(number: int) -> Image.Image:
 
 
 PHOTOS = [(photo(number), number % 2) for number in range(5)]
-
-
-def plus_random(x: float) -> float:
-    return x + random.random()
 
 
 def noted(x: int, ctx: dict[str, Any], rng: np.random.Generator) -> int:
@@ -202,17 +197,15 @@ def test_decoding_is_each_views_own_and_none_without_pixels(monkeypatch: pytest.
         return original(image, factor)
 
     monkeypatch.setattr(EncodedImage, "_decoded_by_pillow", decode)
-    content = io.BytesIO()
-    photo(0).save(content, "PNG")
     crop = kdp.RandomResizedCrop(8)
     for make in (indexed, stream):
-        source = make([(content.getvalue(), 0)]).decode_images().transform("x", views=[[crop], [crop], []])
+        source = make([(file_of(photo(0)), 0)]).decode_images().transform("x", views=[[crop], [crop], []])
         assert list(source.select("y")) == [(0,)]
         assert decoded == []
         (x,) = next(iter(source.select("x")))
         assert len(decoded) == 2
         assert isinstance(x[2], EncodedImage)
-        shared = make([(content.getvalue(), 0)]).decode_images().transform("x", lambda image: image)
+        shared = make([(file_of(photo(0)), 0)]).decode_images().transform("x", lambda image: image)
         decoded.clear()
         list(shared.transform("x", views=[[crop], [crop], []]).select("x"))
         assert len(decoded) == 1
