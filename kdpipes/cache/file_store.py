@@ -11,7 +11,7 @@ from typing import Any
 from kdpipes.cache.folder import LocalFolder, RemoteFolder, read_metadata
 from kdpipes.cache.store import CacheStore, bound_to
 from kdpipes.storage.access import Access
-from kdpipes.storage.filesystems import check_filesystem
+from kdpipes.storage.filesystems import check_filesystems
 from kdpipes.storage.urls import is_local
 
 
@@ -32,7 +32,7 @@ class FileStore(CacheStore):
         if is_local(self._url):
             self._url = os.path.abspath(os.path.expanduser(self._url))  # noqa: PTH100, PTH111 - links stay
         else:
-            check_filesystem("url", self._url)
+            check_filesystems("url", [self._url])
 
     def get(self, key: bytes) -> bytes | None:
         content: bytes | None = self._folder.read(path_of(key)) if self._exists() else None

@@ -7,13 +7,13 @@ bool, int, float, str, lists and dicts with str keys are native; all other types
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import pickle
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -346,7 +346,7 @@ def _read_array(reader: _Reader, content: memoryview) -> NDArray[Any]:
     return array
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _layout(dtype: str, shape: tuple[int, ...]) -> tuple[np.dtype[Any], int]:
     kind = _dtype_of(dtype)
     return kind, _num_bytes(shape, kind.itemsize)
@@ -394,7 +394,7 @@ def _num_bytes(shape: Sequence[int], item_size: int) -> int:
     return math.prod(shape) * item_size
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _text_of(dtype: np.dtype[Any]) -> str:
     if dtype.hasobject:
         raise TypeError("An array of objects cannot be kept: make it one of numbers or strings, or a list.")
@@ -408,7 +408,7 @@ def _text_of(dtype: np.dtype[Any]) -> str:
     return text
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _dtype_of(text: str) -> np.dtype[Any]:
     if text.startswith("["):
         dtype = np.lib.format.descr_to_dtype(_checked(json.loads(text)))

@@ -108,28 +108,23 @@ def parent_of(filesystem: Any, path: str) -> str:
     return str(filesystem._parent(path))
 
 
-def check_filesystem(param: str, url: str) -> None:
-    """Raise if fsspec does not know a protocol of `url`, or its package is not installed, without connecting.
+def check_filesystems(param: str, urls: Iterable[str]) -> None:
+    """Raise if fsspec does not know a protocol of `urls`, or its package is not installed, without connecting.
 
     Raises:
         ImportError: The package is missing.
         ValueError: fsspec does not know the protocol.
     """
-    for part in url.split("::"):
-        protocol = fsspec.core.split_protocol(f"{part}://" if "::" in url and part.isalnum() else part)[0] or "file"
-        try:
-            fsspec.get_filesystem_class(protocol)
-        except ImportError as error:
-            raise not_installed(url, error) from error
-        except ValueError as error:
-            raise ValueError(must_be(param, "a path, or a URL of a protocol that fsspec knows", url)) from error
-
-
-def check_filesystems(param: str, urls: Iterable[str]) -> None:
-    """Raise if the package of a protocol among `urls` is not installed, or fsspec does not know a protocol."""
     remote = (url for url in urls if not is_local(url))
-    for url in {tuple(part.partition("://")[0] for part in url.split("::")): url for url in remote}.values():
-        check_filesystem(param, url)
+    by_protocols = {tuple(part.partition("://")[:2] for part in url.split("::")): url for url in remote}
+    for parts, url in by_protocols.items():
+        for name, mark in parts:
+            try:
+                fsspec.get_filesystem_class(name if mark or name.isalnum() else "file")
+            except ImportError as error:
+                raise not_installed(url, error) from error
+            except ValueError as error:
+                raise ValueError(must_be(param, "a path, or a URL of a protocol that fsspec knows", url)) from error
 
 
 def not_installed(url: str, error: ImportError) -> ImportError:

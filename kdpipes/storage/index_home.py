@@ -322,6 +322,10 @@ class SavedNotes:
             hint = "To start over, remove it and the shards beside it."
             raise DataError(f"{url!r} cannot be read as notes of shards: {error}. {hint}") from error
 
+    def to_bytes(self) -> bytes:
+        """Return the content of the file."""
+        return json.dumps(vars(self), ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape")
+
 
 class Seen(NamedTuple):
     """Known facts about an existing shard. A size of -1 or a number of None means unknown."""

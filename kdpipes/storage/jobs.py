@@ -7,7 +7,6 @@ interpreters, took 19 s to import kdpipes, two forks 0.14 s. If a worker hangs w
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -18,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -73,7 +72,7 @@ def run_jobs(
 
     The first error stops everything: waiting jobs are cancelled, worker processes are killed at once, and the error is
     raised with a note that names the job (`str(job)`) and the traceback of the worker. The same happens if the caller
-    stops early, for example because of an interrupt; with `contextlib.closing`, this happens at once. An executor
+    stops early, for example because of an interrupt; with `closing`, this happens at once. An executor
     completes the jobs that are already running.
 
     Args:
@@ -141,7 +140,7 @@ def in_parallel(
 
 
 def _shown(results: Iterator[Any], total: int, what: str) -> Iterator[Any]:
-    with contextlib.closing(results):  # type: ignore[type-var]  # all of them are generators
+    with closing(results):  # type: ignore[type-var]  # all of them are generators
         yield from shown_if_slow(results, total, what, "job")
 
 
@@ -163,11 +162,11 @@ def _in_workers(
     function: Callable[[Any], Any], jobs: Sequence[Any], executor: Executor | None, num_workers: int, what: str
 ) -> Iterator[Any]:
     pending: deque[tuple[Any, Future[Any]]] = deque()
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if executor is None:
             # Unpickling registers classes of a notebook, so that results have the same classes. Objects that cannot be
             # pickled raise later, if they have to be pickled.
-            with sharing(), contextlib.suppress(Exception):
+            with sharing(), suppress(Exception):
                 pickling.dumps(function)
             warn_of_handles(function, is_forked=multiprocessing.get_start_method() == "fork")
             num_at_once = min(num_workers, len(jobs))
@@ -342,7 +341,7 @@ def _end_with_parent() -> None:
     if parent is None or parent.pid is None:
         return
     ends = [parent.sentinel]  # the parent's other children keep them open
-    with contextlib.suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):
         ends.append(os.pidfd_open(parent.pid))
     connection.wait(ends)
     os._exit(1)

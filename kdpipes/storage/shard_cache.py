@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -155,7 +156,7 @@ class ShardCache:
         try:
             is_wanted = fetches and self.takes(shard)
             file = fetcher.file_of(shard, fetches=is_wanted)
-            if file is None and is_wanted and fetcher.order.need(shard.name) is not None:
+            if file is None and is_wanted and fetcher.order.need(shard.name) < math.inf:
                 fetcher.rejected.add(shard.name)  # for this epoch: all cached shards are needed sooner
             return file
         except ReplacedError:
@@ -261,11 +262,10 @@ class _Fetcher:
     def _fetched(self, shard: Shard, *, waits: bool) -> HeldFile | None:
         def expendable(entries: list[StoredFile]) -> Iterator[StoredFile]:
             """Yield eviction candidates: unneeded files first, then those needed furthest in the future."""
-            needs = [(self.order.need(entry.name), entry) for entry in entries]
             latest = self.order.need(shard.name)
-            unneeded = sorted((entry for need, entry in needs if need is None), key=lambda entry: entry.used)
-            needed = sorted(((need, entry) for need, entry in needs if need is not None), reverse=True)
-            for entry in (*unneeded, *(entry for need, entry in needed if latest is None or need > latest)):
+            for entry in sorted(entries, key=lambda entry: (-self.order.need(entry.name), entry.used)):
+                if self.order.need(entry.name) <= latest < math.inf:
+                    return
                 with self._lock:
                     self._held.pop(entry.name, None)
                 yield entry
@@ -316,13 +316,13 @@ class NeededShards:
         """Return the next shards, after those read side by side with the current one."""
         return self._shards[self._now + 1 : self._now + 1 + number + self._width]
 
-    def need(self, name: str) -> int | None:
-        """Return the index at which a shard is needed next, in this epoch or an equal next one; None if never.
+    def need(self, name: str) -> float:
+        """Return the index at which a shard is needed next, in this epoch or an equal next one; infinity if never.
 
         The shard before the current one counts as needed, because other workers may still read it.
         """
         if name not in self._visits:
-            return None
+            return math.inf
         index = self._next(name, self._now - 1)
         return len(self._shards) + self._visits[name][0][1] if index is None else index
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import math
 import os
 import re
@@ -18,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter, itemgetter
@@ -416,11 +415,9 @@ def _begin_notes(
 
 def _read_notes(target: ShardPlaces) -> SavedNotes | None:
     """Return the notes beside some shards; None if they are missing."""
-    try:
-        with using(target.access):
-            return SavedNotes.from_bytes(read_url(target.notes_url), target.notes_url)
-    except FileNotFoundError:
-        return None
+    with using(target.access), suppress(FileNotFoundError):
+        return SavedNotes.from_bytes(read_url(target.notes_url), target.notes_url)
+    return None
 
 
 def _kept_notes(target: ShardPlaces, notes: SavedNotes) -> SavedNotes:
@@ -428,7 +425,7 @@ def _kept_notes(target: ShardPlaces, notes: SavedNotes) -> SavedNotes:
     found = _read_notes(target)
     if found is None:
         with using(target.access):
-            found = SavedNotes.from_bytes(create_url(target.notes_url, _as_json(notes)), target.notes_url)
+            found = SavedNotes.from_bytes(create_url(target.notes_url, notes.to_bytes()), target.notes_url)
     return found
 
 
@@ -462,12 +459,8 @@ def _difference(name: str, then: Any, now: Any) -> str:
 
 def _write_notes(target: ShardPlaces, notes: SavedNotes) -> SavedNotes:
     with using(target.access):
-        write_url(target.notes_url, _as_json(notes))
+        write_url(target.notes_url, notes.to_bytes())
     return notes
-
-
-def _as_json(notes: SavedNotes) -> bytes:
-    return json.dumps(asdict(notes), ensure_ascii=False, indent=1).encode("utf-8", "surrogateescape")
 
 
 class _Span(NamedTuple):

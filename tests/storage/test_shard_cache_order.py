@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_orders_that_go_by_shards_are_told_from_others(shards: Any, positions: A
 
 def test_need_counts_from_the_shard_that_is_read() -> None:
     order = NeededShards([A, B, C])
-    assert [order.need(one.name) for one in (A, B, C, D)] == [0, 1, 2, None]
+    assert [order.need(one.name) for one in (A, B, C, D)] == [0, 1, 2, math.inf]
     assert order.ahead(2) == [A, B]
     assert order.reach(B)
     assert not order.reach(B)
