@@ -120,7 +120,7 @@ class ObjectReader(FsspecReader):
         # Clients belong to a process. Without the lock, 64 threads would create 64 clients in 20 s of CPU.
         name = os.getpid(), bucket, timeout
         if name not in clients:
-            library = None if importlib.util.find_spec("obstore") is None else _library()
+            library = _library()
             with _loading.lock:
                 if name not in clients and library is not None:
                     clients[name] = _new_client(library, self.kind, self.filesystem, bucket, timeout)

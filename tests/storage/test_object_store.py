@@ -114,7 +114,7 @@ def test_options_that_obstore_lacks_are_left_to_s3fs(
 
 
 def test_without_obstore_s3fs_reads(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("kdpipes.storage.object_store._library", lambda: None)
     fsspec.filesystem("s3").pipe(f"{s3}/a.bin", b"heron")
     fsspec.filesystem("s3").clear_instance_cache()
     assert reader_of(f"{s3}/a.bin").client() is None  # type: ignore[attr-defined]

@@ -170,7 +170,7 @@ def test_what_obstore_cannot_is_read_by_fsspec(url: str, options: dict[str, Any]
 
 
 def test_without_obstore_fsspec_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("kdpipes.storage.object_store._library", lambda: None)
     assert read("gs://birds/a.jpg", token="anon") == (b"by fsspec", b"y ")
 
 

@@ -60,7 +60,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "obstore":
         pytest.importorskip("obstore")
     if request.param == "s3fs":
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        monkeypatch.setattr("kdpipes.storage.object_store._library", lambda: None)
     with serving() as has:
         has.files["/bucket/a.tar"], has.tag_of = OLD, tag_of
         has.headers["Last-Modified"] = "Wed, 25 Nov 2026 12:00:00 GMT"
