@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -214,8 +213,7 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
         join: A function that joins the indexes again.
     """
     path = cache_folder("indexes") / f"{cached_name(urls[0], *map(identity_of, urls))}.joined"
-    note = path.with_suffix(".seen")
-    asked = time.time()
+    before = _time_of(path)
     with ExitStack() as stack:
         # Other processes that open the same shards wait here, and then map this process's file. If the cache is
         # read-only, there is no lock, and each process joins the indexes itself.
@@ -228,31 +226,28 @@ def joined_once(urls: Sequence[str], is_current: Callable[[Catalog], bool], join
         joined: Catalog | None = None
         try:
             joined = Catalog.from_file(path) if path.exists() else None
-        except (DataError, OSError, ValueError) as error:  # ValueError: the file is empty
+        except (OSError, ValueError) as error:
             _log.info("%s", error)
-        if joined is not None and _is_seen_since(note, asked):
+        if joined is not None and _time_of(path) != before:  # another process has confirmed it meanwhile
             return joined
         if joined is None or not is_current(joined):
             joined = join()
             try:
                 replace_file(path, joined.to_bytes())
                 joined = Catalog.from_file(path)
-            except OSError:  # without the note, other processes do not trust the older file
+            except OSError:  # other processes do not trust the older file, because its time stays the same
                 return joined
             with suppress(OSError):
                 remove_oldest(path.parent)
         with suppress(OSError):
-            os.utime(path)  # protect it from `remove_oldest`
-            replace_file(note, f"{socket.gethostname()} {time.time()}".encode())
+            os.utime(path)  # protect it from `remove_oldest`, and confirm it to processes that wait
         return joined
 
 
-def _is_seen_since(note: Path, asked: float) -> bool:
-    """Return whether another local process has confirmed since `asked` that a catalog is current."""
-    with suppress(OSError, ValueError):
-        host, _, seen = note.read_text(encoding="utf-8").rpartition(" ")
-        return host == socket.gethostname() and float(seen) >= asked
-    return False
+def _time_of(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
 
 
 def kept_indexes(folder: Path) -> list[tuple[float, int, Path]]:

@@ -313,8 +313,8 @@ def _without_checksums(index: ShardIndex) -> bytes:
 
 def ends_early(index: ShardIndex, url: str) -> bool:
     """Return whether an index stops at more zeros than end a tar, because it was made from a damaged shard."""
-    ends = [int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()]
-    start = max((end + -end % _HEADER for end in ends), default=0)
+    end = max((int((places.offsets + places.sizes).max(initial=0)) for places in index.fields.values()), default=0)
+    start = end + -end % _HEADER
     stop = index.version.size
     # The next block is not empty if it belongs to a member outside of any sample.
     return stop - start > LONGEST_END and not _Parts(url).read(start, start + _HEADER).strip(b"\0")
