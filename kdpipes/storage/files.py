@@ -293,13 +293,13 @@ def _as_unreadable(url: str, error: Exception) -> Exception:
     return DataError(f"{url!r} cannot be read: {what_went_wrong(url, error)}")
 
 
-def write_url(url: str, content: bytes) -> None:
+def write_url(url: str, content: bytes, *, num_tries: int = NUM_TRIES) -> None:
     """Write a whole file atomically, replacing an existing one; temporary errors of remote storage are retried."""
     if is_local(url):
         replace_file(Path(url), content)
     else:
         filesystem, path = filesystem_of(url)
-        retried(lambda: filesystem.pipe_file(path, content), final=(NotImplementedError,))
+        retried(lambda: filesystem.pipe_file(path, content), num_tries=num_tries)
 
 
 def create_url(url: str, content: bytes) -> bytes:

@@ -195,7 +195,7 @@ def put_index(url: str, index: ShardIndex) -> None:
     """Write an index beside its shard, or to the local cache if the storage is read-only."""
     is_kept = Path(_cached_index(url)).exists()  # the cached index is preferred when reading
     try:
-        write_url(index_url(url), index.to_bytes())
+        write_url(index_url(url), index.to_bytes(), num_tries=1)
     except Exception as error:  # any file system, which may be read-only
         _log.info("%s", masked(f"The index of {url} cannot be written beside it: {error}"))
         is_kept = True

@@ -90,7 +90,7 @@ def test_where_nothing_can_be_written_the_cache_has_the_index(tmp_path: Path, ca
 
     rejected = []
 
-    def reject(place: str, content: bytes) -> None:
+    def reject(place: str, content: bytes, **_: Any) -> None:
         rejected.append(place)
         raise PermissionError(place)
 
