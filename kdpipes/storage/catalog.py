@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import tarfile
 import threading
 from collections import defaultdict
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from kdpipes.core.errors import DataError, FieldError
@@ -362,12 +362,12 @@ class KnownIndexes:
         """Look for indexes without reading them."""
         indexes = cls()
         for folder, shards in _by_folder(urls).items():
-            source = if_there(version_of, f"{folder}/{DATA_SET_INDEX}") if len(shards) >= _FEW else None
-            is_cached = _FEW <= len(shards) <= _CHECKED and all(os.path.exists(index_homes(url)[0]) for url in shards)  # noqa: PTH110
-            if source is None and not is_cached:
+            source = if_there(version_of, f"{folder}/{DATA_SET_INDEX}")
+            is_listed = len(shards) <= _CHECKED
+            if source is None and not (is_listed and all(Path(index_homes(url)[0]).exists() for url in shards)):
                 continue
             try:
-                names = list_folder(folder) if len(shards) <= _CHECKED else {}
+                names = list_folder(folder) if is_listed else {}
             except (DataError, FileNotFoundError, NotImplementedError) as error:
                 _log.info("The shards in %s are not listed: %s", masked(folder), error)
                 continue
@@ -377,7 +377,7 @@ class KnownIndexes:
             else:
                 indexes.objects[folder] = shards
                 indexes.sources.append(source)
-                indexes.unlisted.update(shards if len(shards) > _CHECKED else ())
+                indexes.unlisted.update(() if is_listed else shards)
         return indexes
 
     def confirms(self, url: str, version: Version) -> bool:
@@ -410,8 +410,6 @@ def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
     """Write the indexes of remote shards into one object per folder, and return the URLs of the objects."""
     objects = []
     for folder, urls in _by_folder(indexes).items():
-        if len(urls) < _FEW:
-            continue
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for url in urls:
@@ -425,9 +423,9 @@ def write_data_set_indexes(indexes: dict[str, ShardIndex]) -> list[str]:
 
 
 def _by_folder(urls: Iterable[str]) -> dict[str, list[str]]:
-    """Group remote shards by folder, omitting folders that cannot be listed."""
+    """Group remote shards by folder, omitting folders that have only one or cannot be listed."""
     folders = defaultdict(list)
     for url in urls:
         if "://" in url and "::" not in url and not url.startswith("http") and "?" not in url:
             folders[url.rpartition("/")[0]].append(url)
-    return folders
+    return {folder: shards for folder, shards in folders.items() if len(shards) >= _FEW}
