@@ -82,13 +82,6 @@ def _chain(source: MapPipe, *, size: int) -> Any:
     )
 
 
-def _show_counts(source: MapPipe, chain: Any) -> None:
-    before, after = class_counts(source.column("y")), class_counts(chain.column("y"))
-    print(f"  {'class':<10}{'before':>8}{'after':>8}")
-    for number, name in enumerate(PHOTO_CLASSES):
-        print(f"  {name:<10}{before[number]:>8}{after.get(number, 0) or '-':>8}")
-
-
 def _run_epochs(chain: Any, *, num_workers: int, num_epochs: int, name: str) -> Counter[int]:
     from tqdm.auto import tqdm  # imported here because it warns in notebooks without ipywidgets
 
@@ -129,6 +122,7 @@ def run_demo(output: str | Path, *, num_workers: int = 2, num_epochs: int = 2, s
         num_epochs: The number of epochs.
         size: The height and width of the crops in pixels.
     """
+    check_count("num_epochs", num_epochs)
     root = Path(output)
     for name in ("folder", "shards"):
         shutil.rmtree(root / name, ignore_errors=True)
@@ -139,10 +133,13 @@ def run_demo(output: str | Path, *, num_workers: int = 2, num_epochs: int = 2, s
     for name, source in sources.items():
         chain = _chain(source, size=size)
         print(f"{name}: {len(source)} photos -> {len(chain)} samples an epoch")
-        _show_counts(source, chain)
+        labels = chain.column("y")
+        before, after = class_counts(source.column("y")), class_counts(labels)
+        print(f"  {'class':<10}{'before':>8}{'after':>8}")
+        for number, label in enumerate(PHOTO_CLASSES):
+            print(f"  {label:<10}{before[number]:>8}{after.get(number, 0) or '-':>8}")
         seen = _run_epochs(chain, num_workers=num_workers, num_epochs=num_epochs, name=name)
-        labels = np.tile(chain.column("y"), num_epochs)
-        assert seen == Counter(labels.tolist()), "every sample comes once an epoch"
+        assert seen == Counter(np.tile(labels, num_epochs).tolist()), "every sample comes once an epoch"
     picture = root / "batch.png"
     _write_grid(_chain(folder, size=size), picture)
     print(f"One augmented batch, each photo and the result, with the recorded crop: {picture}")

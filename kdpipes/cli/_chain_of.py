@@ -6,10 +6,12 @@ import importlib
 import re
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kdpipes.cli._commands import Answer
+from kdpipes.cli._commands import Answer, line_of
 from kdpipes.core.errors import closest
 
 _NAMED = re.compile(r"[\w.]+:\w+|.+\.py:\w+")
@@ -41,10 +43,13 @@ def chain_of(place: str) -> Any:
             f"{module} does not define {name!r}.{closest(name, names)} `kdpipes doctor {module}` lists its chains."
         )
     found = names[name]
-    chain = found if isinstance(found, IterDataPipe | MapDataPipe) else found() if callable(found) else None
+    chain = found
+    if callable(found) and not isinstance(found, IterDataPipe | MapDataPipe):
+        with _naming(place):
+            chain = found()
     if not isinstance(chain, IterDataPipe | MapDataPipe):
         raise ValueError(
-            f"{place} is a {type(found).__name__}, neither a chain nor a function that returns one. Name another."
+            f"{place} is of type {type(found).__name__}, neither a chain nor a function that returns one. Name another."
         )
     return chain
 
@@ -54,9 +59,9 @@ def list_chains(module: str) -> Answer:
     from kdpipes.core.messages import counted
     from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
 
-    if Path(module).is_dir():
+    if Path(module).exists() and not module.endswith(".py"):
         raise ValueError(
-            f"{module!r} is a folder. Name a chain, like train.py:chain, or run `kdpipes inspect {module}`."
+            f"{module!r} is not a module. Name a chain, like train.py:chain, or run `kdpipes inspect {module}`."
         )
     found = _names_in(module).items()
     names = [f"{module}:{name}" for name, value in found if isinstance(value, IterDataPipe | MapDataPipe)]
@@ -74,6 +79,19 @@ def _names_in(module: str) -> dict[str, Any]:
     sys.path.insert(0, str(folder.absolute()))
     arguments, sys.argv = sys.argv, [module]  # a script that reads its arguments would take those of the command
     try:
-        return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
+        with _naming(module):
+            return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
     finally:
         sys.argv = arguments
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Name the module or the function in errors of a user's code."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        hint = "`kdpipes --traceback` shows where"
+        if isinstance(error, ModuleNotFoundError) and place.startswith(str(error.name)):
+            hint = "the name of a file needs its suffix: train.py:chain"
+        raise RuntimeError(f"{place} cannot be run: {line_of(error)} ({hint})") from error

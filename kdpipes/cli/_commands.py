@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import click
@@ -24,7 +25,15 @@ from kdpipes.core.errors import KdpipesError, closest
 from kdpipes.core.secrets import masked, safe_text
 
 INTERRUPTED = 130  # 128 plus the number of the signal, as shells do
-_CLEAR = (KdpipesError, ValueError, TypeError, IndexError, ImportError, OSError)  # these texts need no class name
+_CLEAR = (
+    KdpipesError,
+    ValueError,
+    TypeError,
+    IndexError,
+    ImportError,
+    OSError,
+    RuntimeError,
+)  # these texts need no class name
 _STATUS = (
     "Exit status: 0 if all went well; 1 after an error, printed in one line on stderr; 2 for wrong usage; "
     f"{INTERRUPTED} after Ctrl-C."
@@ -53,25 +62,36 @@ def wants_json() -> bool:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print text for people, as wide as the terminal, without secrets and control characters."""
-    for line in safe_text(text).split("\n"):
-        click.echo("\n".join(_wrapped(line)), err=err)
+    """Print text for people without secrets and control characters.
 
-
-def _wrapped(line: str) -> list[str]:
-    """Return the lines of a long line on a terminal. Lines of tables, and those for other programs, stay whole."""
-    if not sys.stdout.isatty() or _TABLE.search(line):
-        return [line]
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    On a terminal, long lines are wrapped. Lines of tables, and those for other programs, stay whole.
+    """
     width = shutil.get_terminal_size().columns
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+    for line in safe_text(text).split("\n"):
+        shown = line
+        if sys.stdout.isatty() and not _TABLE.search(line):
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            shown = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        click.echo(shown, err=err)
 
 
-def spoken(**words: str) -> Callable[[Function], Function]:
-    """Set what errors of a command call the parameters of library functions: `root="SOURCE"`."""
+def read_json(path: str, content: str) -> Any:
+    """Return what is in a JSON file; errors show how to write it from `content`, such as `loader.receipt()`."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{path!r} cannot be read: {why}. Write it: `json.dump({content}, file)`.") from error
+
+
+def spoken(reword: Callable[[str], str] = str, **words: str) -> Callable[[Function], Function]:
+    """Set what errors of a command call the parameters of library functions: `root="SOURCE"`.
+
+    `reword` is applied to the text of an error before that.
+    """
 
     def decorate(function: Function) -> Function:
-        vars(function)["spoken"] = words
+        vars(function).update(spoken=words, reword=reword)
         return function
 
     return decorate
@@ -98,6 +118,7 @@ def command(function: Callable[..., Answer]) -> click.Command:
     name = function.__name__.rstrip("_")
     made = _Command(name, callback=function, params=parameters, help=help_text(_ARGS.sub("\n", text)))
     made.words = {**words, **vars(function).get("spoken", {})}
+    made.reword = vars(function).get("reword", str)
     return made
 
 
@@ -160,6 +181,7 @@ class _Command(_Suggesting):
     """A command that prints an `Answer`. All of kdpipes is imported before it runs, but not for its help."""
 
     words: Mapping[str, str]  # what the command line calls parameters
+    reword: Callable[[str], str]
 
     def invoke(self, ctx: click.Context) -> int:
         package = sys.modules["kdpipes"]
@@ -184,7 +206,7 @@ class _Command(_Suggesting):
             error.args = tuple(self._with_options(one) if isinstance(one, str) else one for one in error.args)
             is_usage = isinstance(error, ValueError | TypeError) and not isinstance(error, KdpipesError)
             if is_usage and _WRONG_USAGE.match(str(error)):
-                ctx.fail(_line(error))
+                ctx.fail(line_of(error))
             raise
 
     def _with_options(self, text: str) -> str:
@@ -192,7 +214,7 @@ class _Command(_Suggesting):
             word = self.words.get(found[1])
             return found[0] if word is None else f"`{word} {found[2]}`" if found[2] else f"`{word}`"
 
-        return _NAMED.sub(as_option, text)
+        return _NAMED.sub(as_option, self.reword(text))
 
 
 @contextmanager
@@ -229,15 +251,16 @@ class Commands(_Suggesting, click.Group):
             click.echo(f"{ctx.command_path} {ctx.invoked_subcommand}: interrupted", err=True)
             ctx.exit(INTERRUPTED)
         except Exception as error:
-            say(f"{ctx.command_path} {ctx.invoked_subcommand}: {_line(error)}", err=True)
+            say(f"{ctx.command_path} {ctx.invoked_subcommand}: {line_of(error)}", err=True)
             if ctx.params.get("traceback"):
                 say(traceback.format_exc(), err=True)
             ctx.exit(1)
 
 
-def _line(error: Exception) -> str:
+def line_of(error: BaseException) -> str:
     """Return the first line of an error; `--traceback` shows the rest, such as a worker's traceback."""
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    text = f"{error.strerror}: {error.filename!r}" if isinstance(error, OSError) and error.filename else str(error)
+    first = next((line for line in text.splitlines() if line.strip()), "")
     if first and isinstance(error, _CLEAR):
         return first
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -64,9 +64,8 @@ def verify(places: tuple[str, ...]) -> Answer:
         lines.append(f"{place}: {counted(found.entries, 'entry')}, {found.damaged} damaged{healed}")
     total = sum(found.damaged - found.healed for _, found in checked)
     if total:
-        message = f"{total:,} entries are damaged. A chain that reads them with their source heals them."
-        single = "1 entry is damaged. A chain that reads it with its source heals it."
-        say(f"kdpipes cache: {message if total > 1 else single}", err=True)
+        text = f"{counted(total, 'damaged entry')}. A chain that reads them with their source heals them."
+        say(f"kdpipes cache: {text}", err=True)
     return Answer([{"place": place, **found._asdict()} for place, found in checked], lines, 1 if total else 0)
 
 

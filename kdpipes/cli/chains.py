@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from pathlib import Path
 
 from kdpipes.cli._chain_of import chain_of, list_chains
-from kdpipes.cli._commands import Answer, command, wants_json
+from kdpipes.cli._commands import Answer, command, read_json, wants_json
 
 
 @command
@@ -146,9 +144,11 @@ def find(
                     "position": 1, "key": "1", "label": 1,
                     "is_padding": false}]}
     """
+    from kdpipes.core.errors import check_count
     from kdpipes.loader.find import find
 
-    loaded = None if state is None else json.loads(Path(state).read_text(encoding="utf-8"))
+    loaded = None if state is None else read_json(state, "loader.state_dict()")
+    check_count("num_epochs", num_epochs)
     is_default = epoch is None and num_epochs == 1
     epochs = None if is_default else range(epoch or 0, (epoch or 0) + num_epochs)
     found = find(chain_of(chain), loaded, batch, epoch=epochs, step=step, key=key, num_ranks=num_ranks)
@@ -178,13 +178,7 @@ def verify(receipts: tuple[str, ...]) -> Answer:
 
     found = []
     for path in receipts:
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            hint = "Write one after each rank's epoch: `json.dump(loader.receipt(), file)`."
-            raise FileNotFoundError(f"There is no receipt {path!r}. {hint}") from error
-        except ValueError as error:
-            raise ValueError(f"{path!r} is not a receipt in JSON: {error}. Write it again with `json.dump`.") from error
+        content = read_json(path, "loader.receipt()")
         found += content if isinstance(content, list) else [content]
     verdict = verify_receipts(found)
     return Answer(verdict._asdict(), str(verdict), 0 if verdict.is_complete else 1)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 from kdpipes.cli._chain_of import names_chain
-from kdpipes.cli._commands import Answer, command
+from kdpipes.cli._commands import Answer, command, spoken
 
 
 @command
@@ -89,6 +89,7 @@ def index(
 
 
 @command
+@spoken(urls="PLACES")
 def inspect(places: tuple[str, ...], *, samples: int = 3, no_scan: bool = False) -> Answer:
     """List what is in shards, in records, or in a folder.
 

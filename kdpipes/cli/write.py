@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from kdpipes.cli._chain_of import chain_of, names_chain
@@ -15,8 +14,24 @@ _OPTIONS = {"encode": "--encode", "extensions": "--extension"}
 _OF_FIELDS = re.compile(r"`(encode|extensions)=\{(['\"])(.+?)\2: (?:'(\w+)'|\.\.\.)\}`")
 
 
+def _as_options(text: str) -> str:
+    """Return an error's text with arguments written as options.
+
+    >>> _as_options("Name it: `extensions={'x': 'npz'}`; `max_bytes` is 3.")
+    'Name it: `--extension x=npz`; `max_bytes` is 3.'
+    """
+
+    def of_field(found: re.Match[str]) -> str:
+        value = found[4] or ("FORMAT" if found[1] == "encode" else "EXT")
+        return f"`{_OPTIONS[found[1]]} {found[3]}={value}`"
+
+    text = re.sub(r"`\.decode_images\('\w+'\)\.on_error\(\"skip\"\)`", "`--on-error skip`", text)
+    text = text.replace(" takes a function that returns bytes", "").replace(", or a function that returns bytes", "")
+    return _OF_FIELDS.sub(of_field, text)
+
+
 @command
-@spoken(root="SOURCE", path="--quarantine", seed="--shuffle", extensions="--extension")
+@spoken(_as_options, root="SOURCE", urls="SHARDS", path="--quarantine", seed="--shuffle", extensions="--extension")
 def pack(
     source: str,
     shards: str,
@@ -74,23 +89,22 @@ def pack(
     extensions = _by_field("--extension", "EXT", extension, check_extension)
     is_folder = not names_chain(source)
     chain = _samples_of(source)
-    with _naming_options(is_folder=is_folder):
-        chain = chain if shuffle is None else chain.permute(shuffle)
-        if on_error is not None:  # in a folder, files that are not images count as samples that cannot be made
-            chain = SampleMapperMapDataPipe(chain, UnchangedImages("x"), "decode_images") if is_folder else chain
-            chain = chain.on_error(on_error, path=quarantine)
-        known = fields_of(chain)
-        for name in () if known is None else sorted({*(encodings or ()), *(extensions or ())} - known):
-            reject_field(name, "SOURCE", known or ())
-        result = write_shards(
-            chain,
-            shards,
-            max_samples=max_samples,
-            max_bytes=max_bytes,
-            encode=encodings,
-            extensions=extensions,
-            num_workers=num_workers,
-        )
+    chain = chain if shuffle is None else chain.permute(shuffle)
+    if on_error is not None:  # in a folder, files that are not images count as samples that cannot be made
+        chain = SampleMapperMapDataPipe(chain, UnchangedImages("x"), "decode_images") if is_folder else chain
+        chain = chain.on_error(on_error, path=quarantine)
+    known = fields_of(chain)
+    for name in () if known is None else sorted({*(encodings or ()), *(extensions or ())} - known):
+        reject_field(name, "SOURCE", known or ())
+    result = write_shards(
+        chain,
+        shards,
+        max_samples=max_samples,
+        max_bytes=max_bytes,
+        encode=encodings,
+        extensions=extensions,
+        num_workers=num_workers,
+    )
     found = f", {result.num_found:,} of them found" if result.num_found else ""
     left_out = f"; left out {counted(result.num_left_out, 'sample')}" if result.num_left_out else ""
     size = f"{counted(result.num_samples, 'sample')}, {counted(result.num_bytes, 'byte')}"
@@ -157,30 +171,3 @@ def _by_field(
         check(f"{option} {field}=", text)
         found[field] = text
     return found or None
-
-
-@contextmanager
-def _naming_options(*, is_folder: bool) -> Iterator[None]:
-    """Make errors name the options of the command instead of the arguments of functions."""
-    try:
-        yield
-    except Exception as error:
-        error.args = tuple(_as_options(one, is_folder) if isinstance(one, str) else one for one in error.args)
-        raise
-
-
-def _as_options(text: str, is_folder: bool) -> str:
-    """Return an error's text with arguments written as options.
-
-    >>> _as_options("Name it: `extensions={'x': 'npz'}`; `max_bytes` is 3.", True)
-    'Name it: `--extension x=npz`; `max_bytes` is 3.'
-    """
-
-    def of_field(found: re.Match[str]) -> str:
-        value = found[4] or ("FORMAT" if found[1] == "encode" else "EXT")
-        return f"`{_OPTIONS[found[1]]} {found[3]}={value}`"
-
-    if is_folder:  # so the user has not written a chain
-        text = re.sub(r"`\.decode_images\('\w+'\)\.on_error\(\"skip\"\)`", "`--on-error skip`", text)
-    text = text.replace(" takes a function that returns bytes", "").replace(", or a function that returns bytes", "")
-    return _OF_FIELDS.sub(of_field, text)

@@ -114,7 +114,7 @@ class Found:
 
     def __repr__(self) -> str:
         if not self.samples:
-            return f"No batch has a sample with the key {self.key!r}."
+            return f"No batch has a sample with the key {self.key!r}. `chain.peek()` shows keys of samples."
         header = ("epoch", "batch", "rank", "ordinal", "position", "key", "label")
         rows = [header, *(tuple(map(str, sample[:7])) for sample in self.samples)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

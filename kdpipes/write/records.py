@@ -38,6 +38,7 @@ from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.operation import entry_names
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.randomness import SampleKey, hash_key
+from kdpipes.core.registry import pipe_name
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import PackedStrings, Shared
 from kdpipes.core.torch_pipes import IterDataPipe, MapDataPipe
@@ -315,9 +316,13 @@ def _items_of(source: Any, encode: Encode | None, access: Access) -> _RecordItem
         return _RecordItems(gives_samples(source, "write_records"), encode, type(source).__name__, access)
     if isinstance(source, IterDataPipe | MapDataPipe):
         is_stream = isinstance(source, IterDataPipe)
-        hint = "`kdp.open_shards` is indexed." if is_stream else "Make samples first: `.to_samples(...)`."
+        hint = (
+            "Pass the chain before `.deal()`, or read shards by `kdp.open_shards`."
+            if is_stream
+            else "Make samples first: `.to_samples(...)`."
+        )
         raise ChainError(
-            f"`write_records` needs an indexed chain of samples, but {type(source).__name__} is "
+            f"`write_records` needs an indexed chain of samples, but `{pipe_name(source)}` is "
             f"{'a stream' if is_stream else 'none'}. {hint}"
         )
     if isinstance(source, str | os.PathLike):
@@ -368,6 +373,7 @@ def _image_and_label(item: str | list[str]) -> dict[str, Any]:
     cells = item.rsplit(None, 1) if isinstance(item, str) else item
     if len(cells) != 2 or not cells[1].strip().lstrip("-").isdecimal():
         raise DataError(
-            f"Each item must be a path and a class number, but is {item!r}. For other items pass `encode=`."
+            f"Each item must be a path and a class number, but is {item!r}. For other items, pass a "
+            "chain, like `kdp.from_table(...)`, or `encode=` of `kdp.write_records`."
         )
     return {"key": cells[0], "x": read_url(cells[0]), "y": int(cells[1])}

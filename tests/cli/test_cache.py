@@ -61,7 +61,7 @@ def test_damaged_entries_are_counted_and_end_with_status_1(places: list[str], ru
     damage(files)
     said = run("cache", "verify", files)
     assert (said.status, said.out) == (1, f"{files}: 4 entries, 1 damaged\n")
-    assert said.err.startswith("kdpipes cache: 1 entry is damaged")
+    assert said.err.startswith("kdpipes cache: 1 damaged entry")
     assert said.err.count("\n") == 1
     as_json = run("cache", "verify", files, "--json")
     assert (as_json.status, as_json.err) == (1, said.err)

@@ -93,7 +93,7 @@ def test_what_a_chain_imports_late_is_found_beside_it(
 def test_a_folder_is_no_chain(tmp_path: Path, run: Any) -> None:
     said = run("doctor", str(tmp_path))
     assert said.status == 1
-    assert "is a folder. Name a chain, like train.py:chain" in said.err
+    assert "is not a module. Name a chain, like train.py:chain" in said.err
 
 
 def test_the_folder_of_a_chain_that_fails_is_forgotten(tmp_path: Path, run: Any) -> None:

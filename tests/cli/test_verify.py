@@ -46,10 +46,11 @@ def test_a_file_may_hold_several_receipts(receipts: list[str], tmp_path: Path, r
 def test_files_that_hold_no_receipt_are_errors(tmp_path: Path, run: Any) -> None:
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "b.json").write_text("{}")
-    assert "a.json' is not a receipt in JSON" in run("verify", tmp_path / "a.json").mistake()
+    assert "a.json' cannot be read: Expecting property name" in run("verify", tmp_path / "a.json").mistake()
     assert "`receipt` must be what `receipt()` of a Loader returns" in run("verify", tmp_path / "b.json").mistake()
 
 
 def test_a_missing_file_says_how_to_write_one(tmp_path: Path, run: Any) -> None:
     said = run("verify", tmp_path / "c.json").mistake()
-    assert f"There is no receipt '{tmp_path / 'c.json'}'. Write one after each rank's epoch" in said
+    assert "c.json' cannot be read: No such file" in said
+    assert "`json.dump(loader.receipt(), file)`" in said
