@@ -5,6 +5,7 @@ used: see `_names.py`.
 """
 
 import gc as _gc
+import re as _re
 from importlib import import_module as _import_module
 
 from kdpipes._names import PIPES as _PIPES
@@ -38,22 +39,21 @@ finally:
         _gc.enable()
 
 __all__ = list(_PUBLIC)
-_INSTEAD = {
-    **dict.fromkeys(("from_csv", "from_parquet", "from_pandas", "read_csv", "read_parquet"), "from_table"),
-    **dict.fromkeys(("KFold", "StratifiedKFold", "folds", "random_split", "train_test_split"), "split"),
+_HINTS = {  # patterns of names that other libraries have, and what to write in their place
+    "csv|parquet|pandas": ' Write `kdp.from_table("table.csv")`; it reads Parquet and data frames, too.',
+    "hugging": " Write `kdp.from_dataset(dataset)`.",
+    "split|[Ff]old(s|$)|cross_val": " Write `kdp.split(chain, train=0.8, val=0.2)`, or `kdp.split(chain, folds=5)`.",
 }
-_OF_TORCHVISION = (
-    *("AugMix", "AutoAugment", "Compose", "GaussianBlur", "RandAugment", "RandomAffine", "RandomApply"),
-    *("RandomErasing", "RandomHorizontalFlip", "RandomPerspective", "RandomRotation", "RandomVerticalFlip"),
-    *("ToTensor", "TrivialAugmentWide"),
-)
+_NO_TRANSFORM = ("Dataset", "Folder", "Loader", "Pipe", "Sampler", "Service")  # ends of names of classes
 
 
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
-        hint = _closest(_INSTEAD.get(name, name), __all__)
-        if name in _OF_TORCHVISION:
-            hint += f' torchvision\'s works: `.transform("x", v2.{name}(...))`.'
+        hint = next((hint for names, hint in _HINTS.items() if _re.search(names, name)), "")
+        if not hint:
+            hint = _closest(name, __all__)
+            if name[0].isupper() and not name.endswith(_NO_TRANSFORM):
+                hint += f' torchvision\'s transforms work, too: `.transform("x", v2.{name}(...))`.'
         # Python adds a suggestion of its own where it knows the object.
         raise AttributeError(f"`kdpipes` has no attribute {name!r}.{hint}", name=name, obj=None)
     module, member = _PUBLIC[name]

@@ -60,8 +60,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a field as an attribute": (lambda: source()[0].x, AttributeError, r'Fields are items: `sample\["x"\]`'),
     "another attribute": (lambda: source()[0].z, AttributeError, "has no attribute 'z'.$"),
     "a sample by position": (lambda: source()[0][0], TypeError, r'`\.select\("x y"\)` makes tuples'),
-    "pandas' name": (lambda: kdp.from_csv, AttributeError, "Did you mean 'from_table'"),
-    "torchvision's name": (lambda: kdp.RandAugment, AttributeError, r"torchvision's works: `\.transform"),
+    "pandas' name": (lambda: kdp.from_csv, AttributeError, r"`kdp\.from_table\("),
+    "torchvision's name": (
+        lambda: kdp.RandAugment,
+        AttributeError,
+        r"torchvision's transforms work, too: `\.transform",
+    ),
     "torchvision's name of a flip": (lambda: kdp.RandomHorizontalFlip, AttributeError, "'HorizontalFlip'.*v2"),
     "a rename in the wrong direction": (
         lambda: source().rename_fields(x="image"),
@@ -90,7 +94,20 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "packing": (lambda: source().deal(pack=True), TypeError, "Write `batching=kdp.packed"),
     "take": (lambda: source().take(3), AttributeError, r"`chain\[:100\]` takes"),
-    "folds": (lambda: kdp.folds, AttributeError, "Did you mean 'split'"),
+    "folds": (lambda: kdp.folds, AttributeError, r"`kdp\.split\(chain, folds=5\)`"),
+    "Scikit-learn's folds": (lambda: kdp.StratifiedKFold, AttributeError, r"`kdp\.split\(chain, folds=5\)`"),
+    "torchvision's classes": (lambda: source().classes, AttributeError, r"`chain\.class_names\(\)`"),
+    "a sample as arguments": (lambda: max(*source()[0]), TypeError, r"`\.select\('x y'\)` returns tuples"),
+    "height, width": (lambda: kdp.Resize(224, 224), TypeError, r"The call is `Resize\(size, \*"),  # type: ignore[call-arg]
+    "a batch by position": (lambda: kdp.Loader(dealt())[0], TypeError, r"`next\(iter\(loader\)\)`"),
+    "the length of a stream": (
+        lambda: len(kdp.stream_shards("a.tar")),
+        TypeError,
+        r"`kdp\.open_shards` opens shards as an indexed source",
+    ),
+    "the name of a dataset": (lambda: kdp.from_dataset("cifar10"), TypeError, "Load it first"),
+    "samples without labels": (lambda: kdp.from_ids(["a"]).oversample()[0], kdp.FieldError, "pass `labels=`"),
+    "a range of shards": (lambda: len(kdp.open_shards("a-{0-3}.tar")), FileNotFoundError, r"\{000\.\.015\}"),
     "buckets": (lambda: source().deal(batch_size=2, bucket=[1, 2]), TypeError, "Write `batching=kdp.by_length"),
     "classes as the first argument of mixup": (
         lambda: list(source().select("x y").deal(batch_size=2).collate_samples().mixup(8, image="x")),
@@ -128,10 +145,17 @@ def test_a_missing_member_says_how_to_leave_it_out(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in ("1.txt", "1.cls", "2.cls"):
             tar.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(kdp.DataError, match=r'`\.on_error\("skip"\)` leaves such samples out'):
+    with pytest.raises(kdp.DataError, match=r'`\.on_error\("skip"\)`, before `\.select\(\)` and `\.deal\(\)`'):
         kdp.open_shards(str(tmp_path / "a.tar"))[1]["txt"]
 
 
-def test_an_empty_choice_of_classes_warns() -> None:
-    with pytest.warns(UserWarning, match=r"filter_classes\(valid=\[\]\)` keeps none of 8 samples"):
-        assert len(source().filter_classes(valid=[])) == 0
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: source().filter_classes(valid=[]), r"filter_classes\(valid=\[\]\)` keeps none of 8 samples"),
+        (lambda: kdp.Loader(dealt().map(lambda batch: None)), "may lack its `return`"),
+    ],
+)
+def test_chains_that_make_nothing_warn(make: Callable[[], Any], match: str) -> None:
+    with pytest.warns(UserWarning, match=match):
+        assert set(make()) <= {None}

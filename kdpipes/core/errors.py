@@ -184,6 +184,8 @@ def reject_field(name: str, owner: str, fields: Iterable[str], hint: str = "") -
     members = [member for member in _MEMBERS.get(name, ()) if member in known]
     if members and not hint:  # the field seems to exist under the name of a shard member
         hint = f"Name it: `.rename_fields({name}={';'.join(members)!r})`."
+    if name == "y" and not hint:
+        hint = "It holds the labels: pass `labels=` to the source, or add it: `.add_field('y', function)`."
     if owner == "The source" and known == ["x", "y"] and not hint:
         hint = (
             '`.rename_fields(new="x")` renames a field. If the items of a dataset are dictionaries, name their keys: '

@@ -83,6 +83,9 @@ class Streaming(Pipe, Generic[Item]):
             "`kdp.open_shards` opens shards as an indexed source."
         )
 
+    def __bool__(self) -> bool:
+        return True  # without a length, too
+
     def map(self, fn: Callable[..., Any], input_col: Any = None, output_col: Any = None) -> MapperIterDataPipe:
         """Apply a function to each item, like torch's `.map`, but with the same random numbers in any worker.
 
@@ -183,6 +186,12 @@ class IterPipe(Streaming[Any], IterChain):
 
     _epochs: EpochCounter
     _renewed: tuple[int, int] | None
+
+    def __len__(self) -> int:
+        raise TypeError(
+            f"`{pipe_name(self)}` is a stream and has no length. `kdp.open_shards` opens shards as an indexed source, "
+            "and `deal(num_batches=...)` sets the length of an epoch."
+        )
 
     def samples(self) -> Iterator[Sample]:
         """Yield the samples of one epoch, new objects each time."""

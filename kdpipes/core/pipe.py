@@ -21,7 +21,9 @@ from kdpipes.core.user_code import is_kdpipes, with_first_values
 _NOT_ARGUMENTS = (CALLED, TAG, "traits")
 _FOREIGN_NAMES = {  # what to write in place of a name that other libraries have
     "filter": " To choose samples, use `.filter_samples(columns=..., keep=...)` or `.filter_classes(...)`.",
-    "take": " On an indexed chain, `chain[:100]` takes the first 100 samples.",
+    **dict.fromkeys(("take", "head"), " On an indexed chain, `chain[:100]` takes the first 100 samples."),
+    **dict.fromkeys(("labels", "targets"), ' `chain.column("y")` returns the labels of all samples.'),
+    "classes": " `chain.class_names()` returns the names of the classes.",
     "skip": " On an indexed chain, `chain[100:]` leaves out the first 100 samples.",
     "repeat": " A loader starts the next epoch with the next `for`. `.repeat_until(...)` lengthens an epoch.",
     "prefetch": " A loader prefetches: `kdp.Loader(chain, num_workers=2, prefetch=2)`.",

@@ -20,7 +20,7 @@ from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, 
 from kdpipes.core.secrets import printable
 from kdpipes.core.tracebacks import shorten
 
-_UNPACKING = [dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX")]
+_UNPACKING = [dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX", "CALL_FUNCTION_EX")]
 _DRAW, _EARLY = "draw", "early_draws"  # reserved entries of the ctx
 
 
@@ -434,7 +434,7 @@ class Sample(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         frame = inspect.currentframe()
         caller = None if frame is None else frame.f_back
-        # `x, y = sample` would assign the field names.
+        # `x, y = sample` would assign the names of fields, and `f(*sample)` pass them.
         if caller is not None and caller.f_code.co_code[caller.f_lasti] in _UNPACKING:
             names = " ".join(self._fields)
             raise TypeError(f"A sample is a mapping and cannot be unpacked. `.select({names!r})` returns tuples.")
@@ -495,7 +495,7 @@ class Sample(MutableMapping[str, Any]):
         def reject(sample: Sample) -> NoReturn:
             raise MissingMemberError(
                 f"Sample {sample.key!r} in {place} has no member {member!r}, as other samples have, but {there}. "
-                '`.on_error("skip")` leaves such samples out.'
+                '`.on_error("skip")`, before `.select()` and `.deal()`, leaves such samples out.'
             )
 
         return Column(reject, what=f"reading field {member!r}")

@@ -198,7 +198,12 @@ class PackEpoch(Epoch):
         self._rows = np.arange(len(packs))
         if key is not None:
             self._rows = generator(hash_key("rows", *key)).permutation(len(packs))
-            self._sort_rows(layout.size_of(sharding.num_ranks))
+            # Rows of a global batch come in the order in which they were begun. The first sample of each has no room in
+            # the row before it, so that `collate_samples` finds where rows begin from the lengths alone.
+            size = layout.size_of(sharding.num_ranks)
+            whole = len(self._rows) // size * size
+            self._rows[:whole].reshape(-1, size).sort(axis=1)
+            self._rows[whole:].sort()
         self._stops = np.concatenate([[0], np.cumsum(packs.sizes[self._rows], dtype=np.int64)])
         self._starts = np.cumsum(packs.sizes, dtype=np.int64) - packs.sizes
         self.num_samples = int(self._stops[-1])
@@ -206,16 +211,6 @@ class PackEpoch(Epoch):
         self.full_size = layout.size_of(sharding.num_ranks)
         self.shortest = self.num_batches - 1
         self._filled: NDArray[Any] | None = None  # built for the first batch
-
-    def _sort_rows(self, size: int) -> None:
-        """Sort the rows of each global batch of `size` rows.
-
-        Rows then come in the order in which they were begun, for any number of ranks. The first sample of each row has
-        no room in the row before it, so that `collate_samples` finds where rows begin from the lengths alone.
-        """
-        whole = len(self._rows) // size * size
-        self._rows[:whole].reshape(-1, size).sort(axis=1)
-        self._rows[whole:].sort()
 
     def _rows_of(self, batch: int) -> range:
         return self._layout.ordinals(batch, len(self._packs), self._sharding)

@@ -251,6 +251,12 @@ class Loader:
     def __next__(self) -> NoReturn:
         raise TypeError("A loader is not an iterator. `next(iter(loader))` returns the first batch of an epoch.")
 
+    def __getitem__(self, _: Any) -> NoReturn:
+        raise TypeError(
+            "A loader cannot be indexed. `next(iter(loader))` returns the first batch of an epoch, and "
+            "`kdp.find(chain, epoch=0, batch=3).load()` any other."
+        )
+
     def _begun(self) -> Batches:
         """Return a new iterator of the epoch that has begun and returned nothing yet, or else of the next epoch."""
         self._begin()

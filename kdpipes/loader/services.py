@@ -459,6 +459,8 @@ class Batches:
                 raise error  # KDPIPES_TRACEBACK=full shows the frames in between
             if self._left is not None:
                 self._left -= 1
+            if batch is None:
+                warn("The chain yields None instead of a batch: the function of a `.map()` may lack its `return`.")
             return batch
 
     def limit(self, num_batches: int | None) -> None:

@@ -228,8 +228,4 @@ class JoinerMapDataPipe(PlanPipe):
     def prefetch(self, order: Order) -> None:
         super().prefetch(order)
         with planning(0):
-            self.other.prefetch(order.through(self._partners_of))
-
-    def _partners_of(self, index: NDArray[Any]) -> NDArray[Any]:
-        partners = self.partners()[index]
-        return partners[partners >= 0]  # type: ignore[no-any-return]
+            self.other.prefetch(order.through(lambda index: (partners := self.partners()[index])[partners >= 0]))

@@ -265,7 +265,7 @@ def _hint_for(dataset: Any) -> str:
             "Read it as a stream: `from torch.utils.data.datapipes.iter import IterableWrapper`, "
             '`IterableWrapper(dataset, deepcopy=False).to_samples(fields="x y")`.'
         )
-    return ""
+    return "Load it first, and pass what was loaded." if isinstance(dataset, str) else ""
 
 
 def _getter(dataset: Any, name: str) -> Column:

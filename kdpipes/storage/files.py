@@ -277,6 +277,8 @@ def naming(url: str) -> Iterator[None]:
 def _as_unreadable(url: str, error: Exception) -> Exception:
     if is_missing(error):
         hint = " Globs are not expanded here: name each file." if "*" in url else ""
+        if "{" in url or "%" in url:
+            hint = " A range of numbers is written as {000..015}."
         if "bucket does not exist" in str(error):
             hint += " Its bucket does not exist either: are its name and the endpoint right?"
         return FileNotFoundError(f"There is no file {masked(url)!r}.{hint}")

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from kdpipes.core.errors import DataError, check_count, is_sequence, must_be
 from kdpipes.core.processes import in_one_torch_thread
+from kdpipes.core.registry import argument_check
 from kdpipes.work.decode import DecodedImage, EncodedImage
 
 FieldKind = Literal["image", "mask", "boxes", "xywh", "cxcywh", "points", "other"]
@@ -52,6 +53,11 @@ def borrows_rng(draw: Any) -> bool:
 
 class Drawn:
     """The base class of random transforms. A call draws parameters and applies them."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args:  # copies are made without arguments
+            argument_check(cls.__name__, cls.__init__)(None, args, kwargs)
+        return super().__new__(cls)
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
         raise TypeError(f"{type(self).__name__} must implement `draw`.")

@@ -17,21 +17,11 @@ import kdpipes as kdp
 from kdpipes.core.errors import ChainError
 from kdpipes.demo import write_photo_folder
 from tests.resuming import travelled
+from tests.work.replaying import told
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
 NUMBERS = [(n, n % 3) for n in range(11)]
-
-
-def told(value: Any) -> Any:
-    """Return every byte, type and shape of a value, to compare."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.numpy().tobytes()
-    if isinstance(value, dict):
-        return {name: told(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value).__name__, [told(part) for part in value]
-    return type(value).__name__, value
 
 
 class Shift:

@@ -8,20 +8,10 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
+from tests.plan.test_filter_classes import FLAVOURS, indexed, stream
 from tests.plan.test_oversample import Blind, epochs, jitter, unreadable
 
 ITEMS = [("a", 0), ("b", 1), ("c", 0)]
-
-
-def indexed(items: list[Any]) -> Any:
-    return kdp.from_dataset(items)
-
-
-def stream(items: list[Any]) -> Any:
-    return IterableWrapper(items).to_samples(fields="x y")
-
-
-FLAVOURS = pytest.mark.parametrize("make", [indexed, stream])
 
 
 @FLAVOURS

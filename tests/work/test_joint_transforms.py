@@ -85,8 +85,9 @@ def test_boxes_of_pixels_stay_with_them() -> None:
     box = [12, 8, 30, 20]
     pixels = np.zeros((HEIGHT, WIDTH), np.uint8)
     pixels[8:20, 12:30] = 255
+    transforms = kdp.HorizontalFlip(p=1), kdp.CenterCrop((30, 70)), kdp.Resize((20, 30)), kdp.CenterCrop(10)
     source = kdp.from_dataset([(Image.fromarray(pixels), pixels, box, [box[:2], box[2:]])], "image mask boxes points")
-    for transform in (kdp.HorizontalFlip(p=1), kdp.CenterCrop((30, 70)), kdp.Resize((20, 30)), kdp.CenterCrop(10)):
+    for transform in transforms:
         sample = source.transform("image mask boxes points", transform, kinds={"image": "image"})
         with pytest.raises(kdp.DataError, match=r"'boxes' must be numbers \[N, 4\]"):
             sample[0]["boxes"]
@@ -94,7 +95,7 @@ def test_boxes_of_pixels_stay_with_them() -> None:
         with pytest.raises(kdp.DataError, match=r"^Box 0 .*: \[30, 8, 12, 20\]\. .*`kinds=\{\"NAME\": \"xywh\"\}`"):
             negative[0]["boxes"]
     source = kdp.from_dataset([(Image.fromarray(pixels), pixels, [box], [box[:2], box[2:]])], "image mask boxes points")
-    for transform in (kdp.HorizontalFlip(p=1), kdp.CenterCrop((30, 70)), kdp.Resize((20, 30)), kdp.CenterCrop(10)):
+    for transform in transforms:
         sample = source.transform("image mask boxes points", transform)[0]
         ((left, top, right, bottom),) = sample["boxes"].round().astype(int).tolist()
         found = np.argwhere(sample["mask"] == 255)
