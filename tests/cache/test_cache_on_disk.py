@@ -119,7 +119,7 @@ def test_a_process_that_ends_leaves_whole_groups_of_entries(tmp_path: Path, is_k
         ours.send("end")
     child.join()
     kept = open_lmdb(folder).stats().entries
-    assert kept >= 192 if is_killed else kept == 200
+    assert kept > 200 - 64 if is_killed else kept == 200  # a group begins anew after 0.2 s
     assert check_cache(str(folder)).damaged == 0
     assert [int(sample["x"][0]) for sample in Birds(log, 500).cache_on_disk(folder)] == list(range(500))
     assert len(loaded(log)) == 500 + 200 - kept
