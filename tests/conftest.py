@@ -40,6 +40,8 @@ torch.set_num_threads(1)
 settings.register_profile("kdpipes", deadline=None, database=None)  # a busy machine is slow, not wrong
 settings.load_profile("kdpipes")
 multiprocessing.set_forkserver_preload(["kdpipes"])  # what starts so gets its chain as spawned ones do, but at once
+if sys.platform == "linux":
+    multiprocessing.set_start_method("fork")  # also on Python 3.14: many tests give workers what only this process has
 
 # It imports what takes seconds, once, and forks a process for each script, which goes on as `python -c` would: it ends
 # where this text does.
