@@ -11,6 +11,7 @@ import numpy as np
 from kdpipes.cache.store import Entries, bound_to
 from kdpipes.core.column import Column
 from kdpipes.core.fingerprint import digest
+from kdpipes.core.labels import Names, number_fields
 from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.core.sample import Sample
 from kdpipes.core.shared import PackedStrings
@@ -24,6 +25,7 @@ class Replayable(Protocol):
     """A stream of shards that can be repeated without opening a shard."""
 
     cursor: tuple[int, int, int]
+    given_names: Names
 
     def place(self) -> Any:
         """Return data that identifies the samples of the next iteration; None if they are unknown in advance."""
@@ -87,7 +89,10 @@ class Replayed:
         kinds = zip(notes["kinds"].tolist(), notes["cursors"].tolist(), strict=True)
         for number, (kind, cursor) in enumerate(kinds):
             names, lacking, version = notes["distinct"][kind]
-            fields = {name: Column(partial(self._read, number, name), what=f"reading {name!r} again") for name in names}
+            fields: dict[str, Any] = {
+                name: Column(partial(self._read, number, name), what=f"reading {name!r} again") for name in names
+            }
+            number_fields(fields, self._shards.given_names)
             sample = Sample(fields, key=keys[number], index=cursor[2] - 1, version=version)
             if lacking:
                 sample.lack(lacking, "its shard")

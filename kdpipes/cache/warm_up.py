@@ -15,10 +15,11 @@ from kdpipes.cache.key import PLAIN
 from kdpipes.cache.open_cache import KEY_SIZE, has_list, write_list
 from kdpipes.cache.store import MORE_ROOM, Rejection, bound_to
 from kdpipes.core.chain import Chain
+from kdpipes.core.column import as_column
 from kdpipes.core.errors import DataError, check_count, check_flag
 from kdpipes.core.fingerprint import digest
 from kdpipes.core.iter_pipe import samples_of
-from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.randomness import SampleKey, using_key
 from kdpipes.core.sample import Sample

@@ -20,7 +20,8 @@ Ints = NDArray[np.integer[Any]]
 
 def missing_of(labels: NDArray[Any]) -> int | str:
     """Return the label of samples without a class: -1 among numbers, and "" among names."""
-    return "" if labels.dtype.kind == "U" else UNLABELLED
+    # Names that end in NUL are objects, because NumPy would strip the NUL.
+    return "" if len(labels) and isinstance(labels[0], str) else UNLABELLED
 
 
 def smallest_int(stop: int) -> type[np.integer[Any]]:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from itertools import repeat
+from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from kdpipes.core import activity
 from kdpipes.core.errors import add_note
@@ -441,3 +447,45 @@ def keep_no_inputs(roots: Sequence[Column]) -> None:
     for column in columns:
         if uses[id(column)] == 1 and column._num_left != 0 and column._many is None:
             column._is_passing = True
+
+
+def as_column(values: Any) -> NDArray[Any]:
+    """Return values as an array `[n]`: of numbers or of strings if all values are of that kind, otherwise of objects.
+
+    Zero-dimensional arrays and tensors become plain values. Texts that end with NUL are stored as objects, because
+    NumPy would strip the NUL.
+    """
+    if hasattr(values, "detach"):  # a tensor
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    if isinstance(values, np.ndarray) and values.ndim == 1 and not values.dtype.hasobject:
+        return values
+    arrays = torch.Tensor | np.ndarray
+    is_scalar = [isinstance(value, arrays) and value.ndim == 0 and value is not np.ma.masked for value in values]
+    values = [value.item() if scalar else value for value, scalar in zip(values, is_scalar, strict=True)]
+    kinds = {type(value) for value in values}
+    if any(issubclass(kind, Enum) for kind in kinds):  # NumPy would truncate the texts of text enums
+        values = [
+            value.value if isinstance(value, Enum) and isinstance(value, str | int) else value for value in values
+        ]
+        kinds = {type(value) for value in values}
+    is_text = all(issubclass(kind, str) for kind in kinds) and not any(value[-1:] == "\0" for value in values)
+    if is_text or all(issubclass(kind, Number | np.generic) for kind in kinds):
+        return number_array(values)  # for which NumPy would not truncate texts
+    column = np.empty(len(values), dtype=object)
+    for place, value in enumerate(values):  # NumPy would stack lists and arrays of equal length
+        column[place] = value.item() if isinstance(value, np.number | np.bool_) else value
+    return column
+
+
+def number_array(values: Sequence[Any]) -> NDArray[Any]:
+    """Return numbers or texts as an array. NumPy makes floats of integers from 2**63 on; these stay integers.
+
+    >>> number_array([2**63 + 1, 1]), number_array([2**63 + 1, -1])
+    (array([9223372036854775809,                   1], dtype=uint64), array([9223372036854775809, -1], dtype=object))
+    """
+    array = np.asarray(values)
+    if array.dtype.kind != "f" or not len(values) or not all(isinstance(value, int | np.integer) for value in values):
+        return array
+    integers = list(map(int, values))
+    return np.asarray(integers, dtype=np.uint64 if min(integers) >= 0 else object)

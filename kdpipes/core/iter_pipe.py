@@ -175,7 +175,7 @@ class IterPipe(Streaming[Any], IterChain):
     Without `deal`, sample n of iteration k has ordinal n in epoch k.
     """
 
-    computed = _STANDING
+    computed: ClassVar[tuple[str, ...]] = _STANDING
 
     def __new__(cls: type[Stream], *args: Any, **kwargs: Any) -> Stream:
         # This is not in `__init__`, so that users' pipes work without `super().__init__()`.

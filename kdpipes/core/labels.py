@@ -40,9 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import UNLABELLED
-from kdpipes.core.column import Column, Loaded
+from kdpipes.core.column import Column, Loaded, as_column
 from kdpipes.core.errors import DataError, closest, is_sequence
-from kdpipes.core.map_pipe import as_column
 from kdpipes.core.messages import counted
 from kdpipes.core.sample import Block, Sample
 
@@ -119,7 +118,7 @@ def class_of(label: Any, names: tuple[str, ...]) -> Any:
     """
     if type(label) is int and UNLABELLED <= label < len(names):
         return label
-    numbers, have_integers = _numbers_of(names)
+    numbers, have_integers, _ = _numbers_of(names)
     named = next((numbers[text] for text in _texts_of(label) if text in numbers), None)
     if named is not None:
         return named
@@ -130,7 +129,8 @@ def class_of(label: Any, names: tuple[str, ...]) -> Any:
     if value is None:
         return UNLABELLED
     if isinstance(value, int) and not UNLABELLED <= value < len(names):
-        raise ValueError(f"{value}, but `class_names` names {counted(len(names), 'class')}.")
+        remedy = "Add the missing names, or change the label: `.map_classes(...)`."
+        raise ValueError(f"{value}, but `class_names` names {counted(len(names), 'class')}. {remedy}")
     if isinstance(value, str | float):
         raise ValueError(f"{plain!r}, which is not among the classes {', '.join(names)}.{closest(str(plain), names)}")
     return value if isinstance(value, int) else label
@@ -146,7 +146,7 @@ def numbered(label: Column, names: tuple[str, ...], *, are_given: bool = True) -
             (`target_transform`), so numbers without a name are returned unchanged.
     """
 
-    def number(sample: Sample, value: Any) -> Any:
+    def number(sample: Sample, value: Any, _: str) -> Any:
         try:
             return class_of(value, names)
         except ValueError as error:
@@ -154,10 +154,12 @@ def numbered(label: Column, names: tuple[str, ...], *, are_given: bool = True) -
                 return value
             raise DataError(f"Sample {sample.key!r} has class {error}") from None
 
-    def number_all(_: Block, values: Sequence[Any]) -> Sequence[Any]:
+    def number_all(_: Block, values: Sequence[Any], __: Any) -> Sequence[Any]:
         return [class_of(value, names) for value in values]
 
-    return Column(number, label, what="reading the label", is_cheap=label.is_cheap, many=number_all)
+    # Caches identify the number by this input as well.
+    named = _numbers_of(names).column
+    return Column(number, label, named, what="reading the label", is_cheap=label.is_cheap, many=number_all)
 
 
 def number_fields(fields: dict[str, Any], names: Names) -> None:
@@ -166,6 +168,12 @@ def number_fields(fields: dict[str, Any], names: Names) -> None:
         if names is not None and field in fields:
             label = fields[field]
             fields[field] = numbered(label if isinstance(label, Column) else Loaded(label), names)
+
+
+def number_column(column: NDArray[Any], name: str, names: Names) -> NDArray[Any]:
+    """Return a field of all samples; labels are replaced by class numbers if the names of the classes are known."""
+    is_label = names is not None and name in LABEL_FIELDS
+    return number_labels(column, names, param=name).column if is_label else column
 
 
 def is_text(label: Any) -> bool:
@@ -202,7 +210,7 @@ def as_classes(column: NDArray[Any]) -> NDArray[Any]:
     factors = _factors(column)
     if factors is None:
         return column
-    values = [None if value == UNLABELLED else value for value in map(_plain, factors.values)]
+    values = [None if type(value) is int and value == UNLABELLED else value for value in map(_plain, factors.values)]
     numbers, names = _numbered(factors._replace(values=values))
     if numbers is None:
         return column
@@ -215,7 +223,40 @@ def as_classes(column: NDArray[Any]) -> NDArray[Any]:
 
 def are_classes(labels: NDArray[Any]) -> bool:
     """Return whether labels, as `as_classes` returns them, are classes."""
-    return labels.dtype.kind in "iuU" or all(isinstance(label, int) for label in labels.tolist())
+    return labels.dtype.kind in "iuU" or set(map(type, labels.tolist())) in ({int}, {str})
+
+
+def labels_of(source: Any, name: str) -> NDArray[Any]:
+    """Return the labels of an indexed source for the plan pipe `name`.
+
+    Raises:
+        DataError: The labels are not all numbers or all names, or exceed the class names of the source.
+    """
+    labels = as_classes(source.column("y"))
+    if not are_classes(labels):
+        kinds = [type(label_of(label)) for label in labels]
+        usual = kinds[0] if kinds[0] in (int, str) else None
+        place = next((place for place, kind in enumerate(kinds) if kind is not usual), 0)
+        raise DataError(no_class(name, source.fetch(place), labels[place]))
+    names = source.class_names()
+    unnamed = []
+    if names is not None and labels.dtype.kind in "iu":
+        unnamed = np.flatnonzero((labels >= len(names)) | (labels < UNLABELLED)).tolist()
+    if names is not None and unnamed:
+        place = unnamed[0]
+        raise DataError(
+            f"The source has only the classes {', '.join(names)}, but sample "
+            f"{source.fetch(place).key!r} has class {labels[place]}. Classes are numbered from 0, so "
+            f"labels must be below {len(names)}: add the missing names, or fix the labels."
+        )
+    return labels
+
+
+def no_class(name: str, sample: Sample, label: Any) -> str:
+    """Return the error message for a label that is not a class."""
+    hint = RANGES if isinstance(label_of(label), float) else ""
+    label = label.item() if isinstance(label, np.generic) else label
+    return f"`{name}` takes labels that are all numbers or all names, but sample {sample.key!r} has {label!r}.{hint}"
 
 
 def label_of(value: Any) -> Any:
@@ -420,10 +461,18 @@ def _texts_of(label: Any) -> tuple[str, ...]:
     return (str(text),) if isinstance(text, str) else ()
 
 
+class _Numbers(NamedTuple):
+    """The class numbers by name, whether a name is itself a number, and all names as a column of one text."""
+
+    by_name: dict[str, int]
+    have_integers: bool
+    column: Column
+
+
 @lru_cache(maxsize=64)
-def _numbers_of(names: tuple[str, ...]) -> tuple[dict[str, int], bool]:
-    """Return the class numbers by name, and whether a name is itself a number."""
-    return {name: number for number, name in enumerate(names)}, any(_numbers_in([name]) for name in names)
+def _numbers_of(names: tuple[str, ...]) -> _Numbers:
+    numbers = {name: number for number, name in enumerate(names)}
+    return _Numbers(numbers, any(_numbers_in([name]) for name in names), Loaded(repr(names)))
 
 
 def _numbers_in(texts: Sequence[str]) -> list[Any] | None:

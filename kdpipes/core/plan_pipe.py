@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import Joined, Pairs
+from kdpipes.core.column import as_column
 from kdpipes.core.errors import ChainError, check_choice
 from kdpipes.core.iter_pipe import IterPipe
+from kdpipes.core.labels import Names, number_column, number_fields
 from kdpipes.core.map_pipe import (
     MapPipe,
-    as_column,
     before_work,
     blocks_at,
     has_column,
@@ -87,7 +88,8 @@ class PlanPipe(MapPipe):
 
     traits = Traits(role="plan", holds_back=False)
     computed: ClassVar[tuple[str, ...]] = (
-        *(*MapPipe.computed, "sources", "redraws", "_names", "_planned", "_recent", "_is_fixed", "_from_root"),
+        *(*MapPipe.computed, "sources", "redraws", "_names", "_added_names", "_planned", "_recent", "_is_fixed"),
+        "_from_root",
     )
     set_by_init: ClassVar[tuple[str, ...]] = ("source", *computed)
     goes_by: ClassVar[Literal["number", "labels", "values"]] = "values"
@@ -101,7 +103,7 @@ class PlanPipe(MapPipe):
         name = pipe_name(self)
         self.sources = tuple(indexed(source, name) for source in source_datapipes)
         self.redraws = redraws
-        self._names = shared_class_names(name, self.sources) if len(self.sources) > 1 else None
+        self._names, self._added_names = shared_class_names(name, self.sources)
         self._planned: Shared[Any] | None = None
         self._recent = _Recent()
         self._is_fixed = False
@@ -239,9 +241,15 @@ class PlanPipe(MapPipe):
         blocks: list[Block] = []
         for number in np.unique(numbers).tolist():
             here = rows.at(positions, planned).part(np.flatnonzero(numbers == number).tolist())
-            for block in blocks_at(self.sources[number], here):
-                block.route = (*block.route, number)
-                blocks.append(block)
+            blocks += self._blocks_of(number, here)
+        return blocks
+
+    def _blocks_of(self, number: int, rows: Rows) -> Sequence[Block]:
+        """Return blocks of one of several sources, with labels numbered by the class names of the other sources."""
+        blocks = blocks_at(self.sources[number], rows)
+        for block in blocks:
+            block.route = (*block.route, number)
+            number_fields(block.fields, self._added_names[number])
         return blocks
 
     def redrawn_by(self, *, of_labels: bool) -> str | None:
@@ -321,20 +329,21 @@ class PlanPipe(MapPipe):
 
     def column(self, name: str) -> NDArray[Any]:
         with planning(0):
-            if len(self.sources) > 1:
-                root_column = self._joined_column(name)
-                positions = self._all(0)
-            else:
+            if len(self.sources) == 1:
                 root, positions = self.traced()
-                root_column = root.column(name)
-        chosen: NDArray[Any] = root_column[positions]
-        return chosen
-
-    def _joined_column(self, name: str) -> NDArray[Any]:
-        columns = [source.column(name) for source in self.sources if len(source)] or [self.source.column(name)]
-        if len({column.dtype.kind for column in columns}) > 1:  # NumPy would convert numbers to text
-            return as_column([value for column in columns for value in column.tolist()])
-        return np.concatenate(columns)
+                return root.column(name)[positions]  # type: ignore[no-any-return]
+            parts = zip(self.sources, self._added_names, strict=True)
+            known = [(source.column(name), names) for source, names in parts if len(source)]
+            try:
+                columns = [number_column(column, name, names) for column, names in known]
+            except ValueError:  # a label has no name; reading it raises an error that names the sample
+                return self.read_column(name)
+            joined: NDArray[Any]
+            if len({column.dtype.kind for column in columns}) > 1:  # NumPy would convert numbers to text
+                joined = as_column([value for column in columns for value in column.tolist()])
+            else:
+                joined = np.concatenate(columns or [self.source.column(name)])
+            return joined[self._all(0)]  # type: ignore[no-any-return]
 
     def traced(self) -> tuple[MapPipe, Any]:
         """Return the nearest pipe upstream with columns of its own, and the positions of epoch 0's samples in it.
@@ -398,17 +407,24 @@ def warn_of_fixed(redrawn: str, by: str) -> None:
     )
 
 
-def shared_class_names(name: str, sources: Sequence[Any]) -> tuple[str, ...] | None:
-    """Return the class names of several sources. Raise ChainError if they number their classes differently."""
-    known = [(place, found) for place, source in enumerate(sources) if (found := source.class_names()) is not None]
-    different = next((entry for entry in known if entry[1] != known[0][1]), None)
+def shared_class_names(name: str, sources: Sequence[Any]) -> tuple[Names, list[Names]]:
+    """Return the class names of several sources, and, for each source, the names that it lacks itself.
+
+    Raise ChainError if sources number their classes differently.
+    """
+    if len(sources) == 1:
+        return None, [None]
+    names: list[Any] = list(map(class_names_of, sources))
+    known = [place for place, found in enumerate(names) if found is not None]
+    shared: Any = names[known[0]] if known else None
+    different = next((place for place in known if names[place] != shared), None)
     if different is not None:
-        (first, one), (second, other) = known[0], different
         raise ChainError(
-            f"The sources of `{name}` number their classes differently: source {first} has {', '.join(one)}, but "
-            f"source {second} has {', '.join(other)}. Use `.map_classes(...)`, or pass the same `class_names=` to both."
+            f"The sources of `{name}` number their classes differently: source {known[0]} has {', '.join(shared)}, but "
+            f"source {different} has {', '.join(names[different])}. Use `.map_classes(...)`, or pass the same "
+            "`class_names=` to both."
         )
-    return known[0][1] if known else None
+    return shared, [shared if found is None else None for found in names]
 
 
 def join_shards(numbers: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import missing_of, number_classes, smallest_int
-from kdpipes.core.errors import ChainError, DataError, check_count, must_be
+from kdpipes.core.errors import DataError, check_count
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.labels import RANGES, are_classes, as_classes
+from kdpipes.core.labels import labels_of
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.randomness import generator, hash_key
 from kdpipes.delivery.batching import Arguments, Batching, Epoch
@@ -53,7 +53,7 @@ class ByClass(Batching):
 
     def prepare(self, source: Any, num_ranks: int) -> Any:
         self.fix(source)
-        return self._once(lambda: ClassOrder(_labels(source), self))
+        return self._once(lambda: ClassOrder(labels_of(source, "kdp.by_class"), self))
 
     def fingerprint(self) -> Any:
         return self.classes, self.samples_per_class
@@ -121,15 +121,6 @@ def _num_batches(num_groups: NDArray[Any], classes: int) -> int:
         fits = int(np.minimum(num_groups, middle).sum()) >= classes * middle
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
-
-
-def _labels(source: Any) -> NDArray[Any]:
-    """Return the class of each sample of an indexed source, field `y`."""
-    labels = as_classes(source.column("y"))
-    if not are_classes(labels):
-        hint = RANGES.strip() if labels.dtype.kind == "f" else '`.add_field("y", ...)` makes it.'
-        raise ChainError(must_be("y", "a class, as a number or a name", labels[0], hint))
-    return labels
 
 
 class ClassEpoch(Epoch):

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kdpipes.core.chain import Chain
+from kdpipes.core.column import number_array
 from kdpipes.core.errors import ChainError, DataError, check_choice, check_type, closest, must_be
-from kdpipes.core.map_pipe import number_array
 from kdpipes.core.pipe import form_of
 from kdpipes.core.processes import in_one_torch_thread
 from kdpipes.core.registry import functional_pipe

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import Permutation, smallest_int
 from kdpipes.core.callback import Callback
+from kdpipes.core.column import as_column
 from kdpipes.core.entries import field_of
 from kdpipes.core.errors import DataError, check_count, check_type, must_be, reject_field
 from kdpipes.core.fingerprint import Fingerprinted
-from kdpipes.core.map_pipe import as_column, indexed
+from kdpipes.core.map_pipe import indexed
 from kdpipes.core.randomness import hash_key
 from kdpipes.delivery.batching import Arguments, Batching, Epoch
 from kdpipes.delivery.layout import Layout, Sharding, share_out

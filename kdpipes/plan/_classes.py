@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kdpipes.core.arithmetic import UNLABELLED
 from kdpipes.core.errors import DataError, closest, must_be
-from kdpipes.core.labels import RANGES, are_classes, as_classes, label_of
-from kdpipes.core.map_pipe import MapPipe
+from kdpipes.core.labels import label_of, no_class
 from kdpipes.core.sample import Sample
 
 
@@ -22,29 +18,6 @@ def check_classes(param: str, classes: Any) -> tuple[int | str, ...]:
     if classes is None or not all(isinstance(entry, int | str) and not isinstance(entry, bool) for entry in given):
         raise TypeError(must_be(param, "class numbers or class names", classes))
     return tuple(given)
-
-
-def labels_of(source: MapPipe, name: str) -> NDArray[Any]:
-    """Return the labels of an indexed source for the plan pipe `name`.
-
-    Raises:
-        DataError: The labels are not all numbers or all names, or exceed the class names of the source.
-    """
-    labels = as_classes(source.column("y"))
-    if not are_classes(labels):
-        kinds = [type(label_of(label)) for label in labels]
-        usual = kinds[0] if kinds[0] in (int, str) else None
-        place = next((place for place, kind in enumerate(kinds) if kind is not usual), 0)
-        raise DataError(no_class(name, source.fetch(place), labels[place]))
-    names = source.class_names()
-    if names is not None and labels.dtype.kind in "iu" and len(labels) and labels.max() >= len(names):
-        place = int(labels.argmax())
-        raise DataError(
-            f"The source has only the classes {', '.join(names)}, but sample "
-            f"{source.fetch(place).key!r} has class {labels[place]}. Classes are numbered from 0, so "
-            f"labels must be below {len(names)}: add the missing names, or fix the labels."
-        )
-    return labels
 
 
 def plain(value: Any) -> Any:
@@ -58,13 +31,6 @@ def class_in(sample: Sample, name: str) -> int | str:
     if not isinstance(label, int | str):
         raise DataError(no_class(name, sample, sample["y"]))
     return label
-
-
-def no_class(name: str, sample: Sample, label: Any) -> str:
-    """Return the error message for a label that is not a class."""
-    hint = RANGES if isinstance(label_of(label), float) else ""
-    label = label.item() if isinstance(label, np.generic) else label
-    return f"`{name}` takes labels that are all numbers or all names, but sample {sample.key!r} has {label!r}.{hint}"
 
 
 def shown(label: Any, names: Sequence[str] | None) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from kdpipes.core import arithmetic
+from kdpipes.core.column import as_column
 from kdpipes.core.errors import must_be
 from kdpipes.core.iter_pipe import IterPipe
 from kdpipes.core.labels import RANGES, are_classes, as_classes
-from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.map_pipe import MapPipe
 
 
 def class_counts(labels: Any) -> dict[Any, int]:

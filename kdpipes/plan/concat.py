@@ -18,7 +18,8 @@ class ConcatenatorMapDataPipe(PlanPipe):
     Unlike torch's `concat`, it keeps the columns that plan pipes read.
 
     Args:
-        source_datapipes: Indexed pipes of samples. Sources with class names must have the same ones.
+        source_datapipes: Indexed pipes of samples. Sources with class names must have the same ones. The labels of
+            other sources are numbered by these names; a label without a name is an error when it is read.
 
     Length: The sum of the lengths of the sources.
 

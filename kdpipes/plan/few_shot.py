@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import class_counts, missing_of, take_per_class
 from kdpipes.core.errors import DataError, check_count, check_flag, check_seed
+from kdpipes.core.labels import labels_of
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe
-from kdpipes.plan._classes import labels_of, shown
+from kdpipes.plan._classes import shown
 
 
 @functional_pipe(

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.arithmetic import UNLABELLED, keep_classes
+from kdpipes.core.arithmetic import UNLABELLED, keep_classes, missing_of
 from kdpipes.core.errors import check_one_of
 from kdpipes.core.iter_pipe import samples_of
+from kdpipes.core.labels import labels_of
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.torch_pipes import IterDataPipe
-from kdpipes.plan._classes import check_classes, class_in, labels_of, to_labels
+from kdpipes.plan._classes import check_classes, class_in, to_labels
 
 Classes = Sequence[int | str]
 
@@ -74,7 +75,7 @@ class ClassFilterMapDataPipe(PlanPipe):
         if not len(labels):
             return np.zeros(0, dtype=np.int32)
         choice = self._choice
-        are_names = labels.dtype.kind == "U"
+        are_names = missing_of(labels) == ""
         present = np.unique(labels).tolist() if are_names else None
         names = self.source.class_names()
         classes = to_labels(choice.param, choice.classes, names, are_names=are_names, present=present)

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.callback import Callback
+from kdpipes.core.column import as_column
 from kdpipes.core.entries import entry_of, field_of, value_of
 from kdpipes.core.errors import is_sequence, must_be
 from kdpipes.core.iter_pipe import samples_of
-from kdpipes.core.map_pipe import MapPipe, as_column, has_column
+from kdpipes.core.map_pipe import MapPipe, has_column
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample

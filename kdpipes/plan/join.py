@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import smallest_int
 from kdpipes.core.callback import Callback
-from kdpipes.core.column import Column, Loaded
+from kdpipes.core.column import Column, Loaded, as_column
 from kdpipes.core.entries import field_of
 from kdpipes.core.errors import ChainError, DataError, check_choice, reject_field
 from kdpipes.core.keys import without_repetition
-from kdpipes.core.map_pipe import MapPipe, as_column, has_column, indexed, redrawing_name
+from kdpipes.core.labels import number_column, number_fields
+from kdpipes.core.map_pipe import MapPipe, has_column, indexed, redrawing_name
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.order import Order
 from kdpipes.core.plan_pipe import PlanPipe, warn_of_fixed
@@ -52,7 +53,8 @@ class JoinerMapDataPipe(PlanPipe):
         other: The other indexed pipe of samples; each of its keys occurs once.
         fields: The fields to add, one name or several; by default, all of the other source's.
         how: What to do with samples whose keys the other source does not have. "inner" leaves them out and warns, with
-            their number and the first few keys. "left" keeps them and sets the added fields to None.
+            their number and the first few keys. "left" keeps them and sets the added fields to None, and labels to -1
+            if their classes have names.
         on: A function that takes a key of either source and returns the value by which samples are matched. By default,
             this is the key without the name of the shard and without the file extension: "images-000.tar/0007" matches
             "latents-000.tar/0007", and "cat/0007.jpg" matches "cat/0007.npy".
@@ -159,6 +161,7 @@ class JoinerMapDataPipe(PlanPipe):
             added = self._added()
             names = self._names_in(self._any_of_other()) if added is None else added
             sample.update(dict.fromkeys(names))
+            number_fields(sample.block.fields, self.class_names())
             return sample
         with planning(0):
             other = self.other.fetch(partner)
@@ -210,15 +213,15 @@ class JoinerMapDataPipe(PlanPipe):
         if not (partners < 0).any():
             return column[partners]  # type: ignore[no-any-return]
         values = [*column.tolist(), None]
-        return as_column([values[place] for place in partners.tolist()])  # -1 takes the last value
+        joined = as_column([values[place] for place in partners.tolist()])  # -1 takes the last value
+        return number_column(joined, name, self.class_names())
 
     def has_column(self, name: str) -> bool:
         added = self._added()
         return has_column(self.other, name) if added is not None and name in added else super().has_column(name)
 
     def class_names(self) -> tuple[str, ...] | None:
-        added = self._added()
-        return self.other.class_names() if added is not None and "y" in added else super().class_names()
+        return self.other.class_names() if self._is_added("y") else super().class_names()
 
     def field_names(self) -> frozenset[str] | None:
         known = super().field_names()

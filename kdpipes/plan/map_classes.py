@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import UNLABELLED, smallest_int
-from kdpipes.core.column import filled
+from kdpipes.core.column import as_column, filled
 from kdpipes.core.errors import DataError, check_choice, check_class_names, must_be
 from kdpipes.core.iter_pipe import samples_of
-from kdpipes.core.labels import as_classes, label_of
-from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.labels import as_classes, label_of, no_class
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import warn
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Block, Rows, Sample
 from kdpipes.core.shared import Shared
 from kdpipes.core.torch_pipes import IterDataPipe
-from kdpipes.plan._classes import no_class, plain, shown, to_labels
+from kdpipes.plan._classes import plain, shown, to_labels
 
 Unmapped = Literal["drop", "keep", "raise"]
 _NUM_SHOWN = 5  # maximum number of dropped classes named in a warning
@@ -96,13 +96,13 @@ class _Mapping:
         """Return the new label of a class that is kept by `unmapped="keep"`."""
         if label == "":
             return UNLABELLED
-        if self._class_names is None or not isinstance(label, str):
+        if self._class_names is None or label == UNLABELLED:
             return label
-        if label not in self._class_names:
+        if label not in (*self._class_names, *range(len(self._class_names))):
             raise ValueError(
                 f"`class_names` must include {label!r}, which `unmapped='keep'` keeps. Add it, or map it to a class."
             )
-        return self._class_names.index(label)
+        return self._class_names.index(label) if isinstance(label, str) else label
 
     def apply(self, label: Any, table: Mapping[Any, Any], sample_of: Callable[[], Sample], names: Any) -> Any:
         """Return the new label of one sample, or _DROPPED. `sample_of` and the old `names` are needed for an error."""

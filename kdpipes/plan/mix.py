@@ -26,7 +26,8 @@ from kdpipes.core.errors import (
     must_be,
 )
 from kdpipes.core.iter_pipe import IterPipe, samples_of, seed_streams
-from kdpipes.core.map_pipe import MapPipe, blocks_at, redrawing_name, shard_numbers_of
+from kdpipes.core.labels import number_fields
+from kdpipes.core.map_pipe import MapPipe, redrawing_name, shard_numbers_of
 from kdpipes.core.order import Order
 from kdpipes.core.pipe import gives_samples
 from kdpipes.core.plan_pipe import BatchShares, Composition, PlanPipe, join_shards, shared_class_names
@@ -161,7 +162,8 @@ class MixerMapDataPipe(PlanPipe):
 
     Args:
         source_datapipe: A pipe of samples, indexed or a stream.
-        others: One or several other pipes of the same kind. Sources with class names must have the same ones.
+        others: One or several other pipes of the same kind. Sources with class names must have the same ones. The
+            labels of other sources are numbered by these names.
         weights: The proportions of the sources, this one first. By default, they are equal. For indexed sources, this
             may also be a function that takes the epoch number, from 0, and returns the proportions, which may then be
             0. It is called in every worker, so it must depend only on the epoch.
@@ -294,9 +296,7 @@ class MixerMapDataPipe(PlanPipe):
         blocks: list[Block] = []
         for number, turn in np.unique(turns, axis=1).T.tolist():
             here = np.flatnonzero((turns[0] == number) & (turns[1] == turn)).tolist()
-            for block in blocks_at(self.sources[number], rows.at(positions, turn).part(here)):
-                block.route = (*block.route, number)
-                blocks.append(block)
+            blocks += self._blocks_of(number, rows.at(positions, turn).part(here))
         return blocks
 
     def _is_moving(self) -> bool:
@@ -397,6 +397,7 @@ def _positions_in(mix: _Mix, number: int, epoch: int, index: NDArray[Any]) -> ND
 @functional_pipe("mix", flavour="iter", doc_of=MixerMapDataPipe)
 class MixerIterDataPipe(IterPipe):
     traits = Traits(role="plan", reads=frozenset(), changes=frozenset())
+    computed = (*IterPipe.computed, "_added_names")
     _per_batch: tuple[int, ...] | None = None  # set only if passed, so that other fingerprints do not change
 
     def __init__(
@@ -418,8 +419,7 @@ class MixerIterDataPipe(IterPipe):
         self._stop = stop
         if per_batch is not None:
             self._per_batch = tuple(check_count("per_batch", count) for count in per_batch)
-        known = [source for source in self.sources if isinstance(source, IterPipe)]
-        self._names = shared_class_names("mix", known)
+        self._names, self._added_names = shared_class_names("mix", self.sources)
 
     def samples(self) -> Iterator[Sample]:
         streams = [samples_of(source, "mix") for source in self.sources]
@@ -443,6 +443,7 @@ class MixerIterDataPipe(IterPipe):
             if sample is None:
                 return
             is_new[place] = False
+            number_fields(sample.block.fields, self._added_names[place])
             yield sample.come_from(place)
 
     def class_names(self) -> tuple[str, ...] | None:

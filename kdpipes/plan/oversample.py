@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import UNLABELLED, oversample_exact, oversample_multiply
 from kdpipes.core.errors import DataError, check_choice, check_count, check_flag, must_be
 from kdpipes.core.iter_pipe import samples_of
+from kdpipes.core.labels import labels_of
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe, StreamPlanPipe
 from kdpipes.core.randomness import plan_epoch
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.sample import Sample
 from kdpipes.core.torch_pipes import IterDataPipe
-from kdpipes.plan._classes import class_in, labels_of, to_labels
+from kdpipes.plan._classes import class_in, to_labels
 
 Mode = Literal["multiply", "exact"]
 

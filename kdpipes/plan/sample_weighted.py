@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from kdpipes.core.arithmetic import by_label, class_counts, draw_weighted, missing_of
 from kdpipes.core.callback import Callback
 from kdpipes.core.errors import DataError, check_count, check_flag, check_one_of, check_seed, is_number, must_be
+from kdpipes.core.labels import labels_of
 from kdpipes.core.map_pipe import MapPipe, has_column
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe
 from kdpipes.core.shared import Shared
-from kdpipes.plan._classes import labels_of, to_labels
+from kdpipes.plan._classes import to_labels
 
 Weights = Sequence[float] | NDArray[Any] | Mapping[Any, float]
 
@@ -150,8 +151,7 @@ class WeightedSamplerMapDataPipe(PlanPipe):
                 raise ValueError(f"`weights` must have one weight for each of {size} samples, but has {len(weights)}.")
             return weights
         labels = labels_of(self.source, "sample_weighted")
-        are_names = labels.dtype.kind == "U"
-        chosen = to_labels("weights", list(classes), self.source.class_names(), are_names=are_names)
+        chosen = to_labels("weights", list(classes), self.source.class_names(), are_names=missing_of(labels) == "")
         of_samples = by_label(labels, dict(zip(chosen, weights.tolist(), strict=True)))
         if not of_samples.any() and size:
             raise DataError(

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import assign_groups, divide_classes, hash_values, positions_by_class, smallest_int
 from kdpipes.core.errors import check_count, check_number, check_seed, must_be
+from kdpipes.core.labels import labels_of
 from kdpipes.core.map_pipe import MapPipe, has_column
 from kdpipes.core.messages import counted, warn
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.randomness import hash_key
 from kdpipes.core.registry import note_name
-from kdpipes.plan._classes import labels_of, shown
+from kdpipes.plan._classes import shown
 
 
 def split(

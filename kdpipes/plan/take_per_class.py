@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from kdpipes.core.arithmetic import take_per_class
 from kdpipes.core.errors import check_count, check_number, check_one_of, check_seed
+from kdpipes.core.labels import labels_of
 from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.plan_pipe import PlanPipe
 from kdpipes.core.registry import functional_pipe
-from kdpipes.plan._classes import labels_of
 
 
 @functional_pipe(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from kdpipes.core.callback import Callback, call_seeded
-from kdpipes.core.column import Column, filled
+from kdpipes.core.column import Column, as_column, filled
 from kdpipes.core.errors import ChainError, DataError, check_class_names, must_be, reject_field
 from kdpipes.core.fingerprint import digest, settled_attributes, sketch, sketch_of_attributes
 from kdpipes.core.labels import (
@@ -23,11 +23,12 @@ from kdpipes.core.labels import (
     is_label,
     is_same,
     is_text,
+    number_column,
     number_fields,
     number_labels,
     numbered,
 )
-from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.messages import warn
 from kdpipes.core.randomness import GlobalUse, SampleKey, using_key
 from kdpipes.core.registry import called_as
@@ -406,9 +407,7 @@ class SampleSource(MapPipe):
         return (Block(fields, rows, key=self.key_of),)
 
     def column(self, name: str) -> NDArray[Any]:
-        column = super().column(name)
-        names = self._known_names()
-        return column if name != "y" or names is None else number_labels(column, names, param=name).column
+        return number_column(super().column(name), name, self._known_names())
 
     def _known_names(self) -> tuple[str, ...] | None:
         """Return the class names. Determining them may take long."""

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdpipes.core.callback import Callback
-from kdpipes.core.column import Column, filled
+from kdpipes.core.column import Column, as_column, filled
 from kdpipes.core.errors import DataError, add_note, check_class_names, must_be
 from kdpipes.core.fingerprint import Fingerprinted
 from kdpipes.core.keys import repetitions, unique_key
 from kdpipes.core.labels import number_labels
-from kdpipes.core.map_pipe import MapPipe, as_column
+from kdpipes.core.map_pipe import MapPipe
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Block, Rows

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.column import Column
+from kdpipes.core.column import Column, as_column
 from kdpipes.core.errors import DataError, check_class_names, check_type, closest, must_be
 from kdpipes.core.labels import number_labels
-from kdpipes.core.map_pipe import as_column
 from kdpipes.core.registry import called_as
 from kdpipes.core.sample import Rows
 from kdpipes.core.shared import Shared

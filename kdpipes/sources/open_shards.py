@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kdpipes.core.column import Column
+from kdpipes.core.column import Column, as_column
 from kdpipes.core.entries import value_of
 from kdpipes.core.errors import (
     REPLACE_FILE,
@@ -22,8 +22,8 @@ from kdpipes.core.errors import (
     must_be,
     reject_field,
 )
-from kdpipes.core.labels import LABEL_FIELDS, number_fields, number_labels
-from kdpipes.core.map_pipe import MapPipe, as_column, is_key
+from kdpipes.core.labels import number_column, number_fields
+from kdpipes.core.map_pipe import MapPipe, is_key
 from kdpipes.core.messages import shown_if_slow
 from kdpipes.core.order import Order
 from kdpipes.core.registry import called_as
@@ -205,10 +205,7 @@ class ShardReaderMapDataPipe(MapPipe):
         return name in catalog.columns or isinstance(catalog.fields.get(name), np.ndarray)
 
     def read_column(self, name: str) -> NDArray[Any]:
-        column = self._read_column(name)
-        if name in LABEL_FIELDS and self._given_names is not None:
-            return number_labels(column, self._given_names, param=name).column
-        return column
+        return number_column(self._read_column(name), name, self._given_names)
 
     def _read_column(self, name: str) -> NDArray[Any]:
         catalog = self._indexed()

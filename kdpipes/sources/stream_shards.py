@@ -100,7 +100,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         self._max_member_bytes = check_count("max_member_bytes", max_member_bytes)
         self._urls = Shared(expand_urls(urls))
         self._has_looked = False
-        self._class_names = self._given_names = check_class_names(class_names)
+        self._class_names = self.given_names = check_class_names(class_names)
         self._has_names = self._class_names is not None  # whether `_class_names` is final, even if it is None
         check_filesystems("urls", self._urls.value)
         self._access = Access(timeout_s, storage_options, hedge_s)
@@ -270,7 +270,7 @@ class ShardStreamerIterDataPipe(IterPipe):
         fields: dict[str, Any] = {
             member.field: self._member(url, member, content, known.get(member.offset)) for member, content in group
         }
-        number_fields(fields, self._given_names)
+        number_fields(fields, self.given_names)
         first = group[0][0]
         sample = Sample(fields, key=f"{name}/{first.key}", index=index, version=lambda: self._stamp_of(url))
         if len(fields) < len(self._seen):

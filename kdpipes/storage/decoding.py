@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from kdpipes.core.column import as_column
 from kdpipes.core.entries import entry_of, field_of
 from kdpipes.core.errors import DataError, FieldError, is_sequence
-from kdpipes.core.map_pipe import as_column
 from kdpipes.core.shared import PackedStrings
 
 NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})

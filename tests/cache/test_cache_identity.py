@@ -10,7 +10,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
 from kdpipes.demo import write_photo_folder, write_photo_shards
@@ -102,18 +101,6 @@ def test_the_shards_of_a_cache_are_told_apart_by_their_versions(tmp_path: Path) 
     assert counted(kdp.stream_shards(urls).rename_fields(x="jpg", y="cls").cache_on_disk(cache)) == (120, 40)
 
 
-def test_equal_keys_of_mixed_sources_are_kept_apart() -> None:
-    ones = kdp.from_ids(["a", "b"], [0, 1], load=lambda name: name + "1")
-    twos = kdp.from_ids(["a", "b"], [0, 1], load=lambda name: name + "2")
-    nested = kdp.concat(twos.transform("x", str.upper), ones)
-    for pipe in (ones.mix([twos, nested], stop="all"), kdp.concat(ones, twos, nested)):
-        cached = pipe.cache_in_memory()
-        for _ in range(2):
-            assert [sample["x"] for sample in cached] == [sample["x"] for sample in pipe]
-        assert {sample["x"] for sample in cached} == {"a1", "b1", "a2", "b2", "A2", "B2"}
-        assert cached.stats().entries == 6
-
-
 def test_the_values_of_a_dataset_count_however_many_there_are(tmp_path: Path) -> None:
     values = list(range(1500))
     others = [*values[:-1], -1]
@@ -203,13 +190,3 @@ def test_a_replay_repeats_records_before_and_after_a_cache() -> None:
     for _ in range(2):
         (x,), ctx = pipe[0]
         assert kdp.replay("a", ctx, pipe)[0][0].tobytes() == x.tobytes()
-
-
-def test_listed_files_that_have_changed_are_loaded_again(tmp_path: Path) -> None:
-    file, cache = tmp_path / "1.txt", tmp_path / "cache"
-    file.write_text("heron")
-    files = SequenceWrapper([str(file)])
-    assert counted(files.to_samples().cache_on_disk(cache)) == (0, 1)
-    file.write_text("stork")
-    os.utime(file, ns=(5, 5))
-    assert [sample["x"] for sample in files.to_samples().cache_on_disk(cache)] == [b"stork"]

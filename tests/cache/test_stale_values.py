@@ -54,16 +54,17 @@ class Data:
             self._written(f"{root.name}/{row['class']}/{row['key']}.jpg", row["content"])
         return str(root)
 
-    def tar(self) -> str:
+    def tar(self, classes: Sequence[str] = ("0", "1")) -> str:
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w") as tar:
             for row in self.rows():
-                members = {"bin": row["content"], "txt": row["text"].encode(), "cls": str(row["number"]).encode()}
+                label = classes[row["number"]].encode()
+                members = {"bin": row["content"], "txt": row["text"].encode(), "cls": label}
                 for suffix, content in members.items():
                     info = tarfile.TarInfo(f"{row['key']}.{suffix}")
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-        return self._written("birds.tar", out.getvalue())
+        return self._written(f"birds-{classes[0]}.tar", out.getvalue())
 
     def records(self) -> Path:
         folder = self.folder / f"records {next(_clock)}"
@@ -185,6 +186,8 @@ SOURCES: dict[str, Callable[[Data], Any]] = {
     "to_samples, open files": lambda data: Opened(data.files()).to_samples(),  # type: ignore[attr-defined]
     "open_shards": lambda data: kdp.open_shards(data.tar(), class_names=data.names),
     "stream_shards": lambda data: kdp.stream_shards(data.tar(), class_names=data.names),
+    "open_shards, names": lambda data: kdp.open_shards(data.tar(("cat", "dog")), class_names=data.names),
+    "stream_shards, names": lambda data: kdp.stream_shards(data.tar(("cat", "dog")), class_names=data.names),
     "from_webdataset": webdataset,
     "open_records": lambda data: kdp.open_records(data.records()),
     "map_classes": lambda data: kdp.from_table(data.table(), key="key", label="number").map_classes(
@@ -203,8 +206,12 @@ SOURCES: dict[str, Callable[[Data], Any]] = {
         texts_of(data).transform("text", lambda text: (text, data.scale))
     ),
     "concat": lambda data: kdp.concat(texts_of(data), texts_of(replace(data, texts=data.texts[::-1]))),
+    "concat, names of the other": lambda data: kdp.concat(
+        kdp.from_ids(["d"], [0], load=read_id, class_names=data.names),
+        kdp.from_dataset([(row["text"], ("cat", "dog")[row["number"]]) for row in data.rows()]),
+    ),
     "mix": lambda data: texts_of(data).mix(
-        [texts_of(replace(data, labels=[7 + label for label in data.labels]))], stop="all"
+        kdp.concat(texts_of(replace(data, labels=[7 + label for label in data.labels])), texts_of(data)), stop="all"
     ),
     "rename_fields": lambda data: texts_of(data).rename_fields(x="text", y="number"),
     "transform": lambda data: texts_of(data).transform("text", lambda text: text * data.scale),

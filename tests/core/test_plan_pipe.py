@@ -93,12 +93,6 @@ def test_a_plan_over_two_sources_sends_each_its_part_of_an_order() -> None:
     assert other._told == [(True, [1])]
 
 
-def test_sources_with_different_class_numbers_cannot_be_joined() -> None:
-    other = kdp.from_dataset(["a"], "x", labels=[0], class_names=["stork"])
-    with pytest.raises(kdp.ChainError, match="number their classes differently"):
-        Zipped(Told(3), other)
-
-
 def test_columns_go_through_a_long_chain_of_plans_in_one_step() -> None:
     source = Told(3_000)
     pipe: Any = source

@@ -27,11 +27,6 @@ class Counting:
         return "abc"[index], index % 2
 
 
-class Labelled(Counting):
-    targets = [0, 1, 0]
-    classes = ["heron", "stork"]
-
-
 class Rows(kdp.SampleSource):
     """Fields of their own; `x` cannot be loaded, `rows` records what it did."""
 
@@ -74,12 +69,11 @@ def test_items_of_any_kind_get_names() -> None:
     assert list(kdp.from_dataset([])) == []
 
 
-def test_labels_come_from_argument_or_dataset_without_items() -> None:
-    for dataset, labels, names in ((Labelled(), None, None), (Counting(), [0, 1, 0], ["heron", "stork"])):
-        pipe = kdp.from_dataset(dataset, labels=labels, class_names=names)
-        chain = pipe.filter_classes(valid=["heron"]).oversample()
-        assert (pipe.class_names(), pipe.column("y").tolist(), len(chain)) == (("heron", "stork"), [0, 1, 0], 2)
-        assert dataset.loaded == ([0, 1, 2] if labels is None else [])  # a few are compared with the labels
+def test_labels_come_from_the_argument_without_items() -> None:
+    dataset = Counting()
+    pipe = kdp.from_dataset(dataset, labels=[0, 1, 0], class_names=["heron", "stork"])
+    assert len(pipe.filter_classes(valid=["heron"]).oversample()) == 2
+    assert dataset.loaded == []
     assert kdp.from_dataset(["a", "b"], "x", labels=torch.tensor([4, 5]))[1]["y"] == 5
 
 

@@ -68,8 +68,6 @@ def test_a_table_is_rejected_with_the_way_to_do_it() -> None:
     table = datasets.Dataset.from_dict({"path": ["1", "2"], "label": ["b", "a"]}).to_pandas()
     with pytest.raises(TypeError, match=r"is a table\. Use `kdp\.from_table\(table\)`"):
         kdp.from_dataset(table)
-    assert batch_of(kdp.from_ids(table["path"].tolist(), table["label"].tolist(), load=float)) == [1, 0]
-    assert kdp.from_dataset(table.to_dict("records"), "path label")[1]["label"] == "a"
 
 
 @pytest.mark.parametrize("names", [{"a", "b"}, {"a": 1, "b": 0}])
@@ -89,4 +87,14 @@ def test_texts_that_differ_in_nul_characters_are_two_classes() -> None:
     assert (pipe.column("y").tolist(), pipe.column("key").tolist()) == ([1, 0, 2], names)
     table = kdp.from_table({"name": names, "bird": names}, label="bird", key="name")
     assert [table.column(field).tolist() for field in ("y", "key", "name")] == [[1, 0, 2], names, names]
-    assert kdp.from_dataset([(1, name) for name in names]).column("y").tolist() == names
+    items = kdp.from_dataset(list(enumerate([*names, None, "a\0"])))
+    assert kdp.class_counts(items) == {-1: 1, "a": 1, "a\0": 2, "b": 1}
+    assert items.filter_classes(valid=["a\0"]).column("x").tolist() == [0, 4]
+    assert items.oversample(mode="exact").column("x").tolist() == [1, 1, 0, 4, 2, 2]
+    assert [sample["y"] for sample in items.map_classes({"a\0": "c"}, unmapped="keep")] == ["c", "a", "b", -1, "c"]
+    assert len(list(items[[0, 1, 1, 4]].deal(batching=kdp.by_class(2, 2)))) == 1
+
+
+def test_tensors_of_several_numbers_are_no_classes() -> None:
+    with pytest.raises(TypeError):
+        kdp.class_counts(kdp.from_dataset([(n, torch.tensor([0, 1])) for n in range(2)]))

@@ -19,39 +19,40 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import kdpipes as kdp
+from kdpipes.core.column import as_column
 from kdpipes.core.labels import as_classes, number_labels
-from kdpipes.core.map_pipe import as_column
 
 NAMES = ("heron", "stork", "gull")
 Text = Enum("Text", {name.upper(): name for name in NAMES}, type=str)
 Bird = Enum("Bird", {name: f"a {name}" for name in NAMES})
 
+SORTED = tuple(sorted(NAMES))
+FEW = [1, 0, 2, 1]
+FEW_NAMES = ["stork", "heron", "gull", "stork"]
+FEW_SORTED = [2, 1, 0, 2]
+LARGE = [2**63 + 1, 2**63, 2**63 + 5, 2**63 + 1]
+SOME_LARGE = [2**63 + 1, 1, 2**63 + 1, 1]
+
 # Each kind of labels, and its numbers without class names and names; None where labels are no classes.
 KINDS: dict[str, tuple[list[Any], list[int] | None, tuple[str, ...] | None]] = {
-    "integers": ([1, 0, 2, 1], [1, 0, 2, 1], None),
-    "one-based integers": ([1, 3, 2, 1], [1, 3, 2, 1], None),
-    "integers with a gap": ([0, 7, 70, 7], [0, 7, 70, 7], None),
+    "integers": (FEW, FEW, None),
+    "integers with gaps": ([3, 7, 70, 7], [3, 7, 70, 7], None),
     "unsigned integers": (list(np.array([1, 0, 200, 1], dtype=np.uint8)), [1, 0, 200, 1], None),
-    "large integers only": ([2**63 + 1, 2**63, 2**63 + 5, 2**63 + 1], [2**63 + 1, 2**63, 2**63 + 5, 2**63 + 1], None),
-    "large integers": ([2**63 + 1, 1, 2**63 + 1, 1], [2**63 + 1, 1, 2**63 + 1, 1], None),
-    "tensors": ([torch.tensor(1), torch.tensor(0), torch.tensor(2), torch.tensor(1)], [1, 0, 2, 1], None),
-    "arrays": ([np.array(1), np.array(0), np.array(2), np.array(1)], [1, 0, 2, 1], None),
-    "whole floats": ([1.0, 0.0, 10.0, 1.0], [1, 0, 10, 1], None),
-    "whole floats, one missing": ([1.0, 0.0, float("nan"), 1.0], [1, 0, -1, 1], None),
+    "large integers only": (LARGE, LARGE, None),
+    "large integers": (SOME_LARGE, SOME_LARGE, None),
+    "tensors": (list(map(torch.tensor, FEW)), FEW, None),
+    "arrays": (list(map(np.array, FEW)), FEW, None),
+    "whole floats": ([1.0, 10.0, float("nan"), 1.0], [1, 10, -1, 1], None),
     "integers, one missing": ([1, 0, None, 1], [1, 0, -1, 1], None),
     "booleans": ([True, False, False, True], [1, 0, 0, 1], None),
-    "texts": (["stork", "heron", "gull", "stork"], [2, 1, 0, 2], ("gull", "heron", "stork")),
+    "texts": (FEW_NAMES, FEW_SORTED, SORTED),
     "texts, one missing": (["stork", None, "gull", "stork"], [1, -1, 0, 1], ("gull", "stork")),
-    "byte strings": ([b"stork", b"heron", b"gull", b"stork"], [2, 1, 0, 2], ("gull", "heron", "stork")),
+    "byte strings": (list(map(str.encode, FEW_NAMES)), FEW_SORTED, SORTED),
     "texts of integers": (["1", "10", "2", "1"], [1, 10, 2, 1], None),
     "padded texts": (["01", "10", "02", "01"], [0, 2, 1, 0], ("01", "02", "10")),
     "exponents": (["1e5", "2e5", "NA", "1e5"], [0, 1, 2, 0], ("1e5", "2e5", "NA")),
-    "members of an enum": ([Bird.stork, Bird.heron, Bird.gull, Bird.stork], [1, 0, 2, 1], NAMES),
-    "members of an enum of texts": (
-        [Text.STORK, Text.HERON, Text.GULL, Text.STORK],
-        [2, 1, 0, 2],
-        tuple(sorted(NAMES)),
-    ),
+    "members of an enum": ([Bird[name] for name in FEW_NAMES], FEW, NAMES),
+    "members of an enum of texts": (list(map(Text, FEW_NAMES)), FEW_SORTED, SORTED),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -59,7 +60,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 class Items:
     """A data set whose items hold the labels."""
 
-    def __init__(self, labels: list[Any]) -> None:
+    def __init__(self, labels: Any) -> None:
         self._items = list(zip(range(len(labels)), labels, strict=True))
 
     def __len__(self) -> int:
@@ -72,7 +73,7 @@ class Items:
 class Targets(Items):
     """A data set that also has all labels as an attribute."""
 
-    def __init__(self, labels: list[Any]) -> None:
+    def __init__(self, labels: Any) -> None:
         super().__init__(labels)
         self.targets = labels
 
@@ -94,23 +95,23 @@ class Rows(kdp.SampleSource):
         return self._names
 
 
-def _ids(labels: list[Any], names: Any) -> Any:
+def _ids(labels: Any, names: Any) -> Any:
     return kdp.from_ids(range(len(labels)), labels, load=int, class_names=names)
 
 
-def _series(labels: list[Any], names: Any) -> Any:
+def _series(labels: Any, names: Any) -> Any:
     return kdp.from_ids(range(len(labels)), pd.Series(labels, dtype=object), load=int, class_names=names)
 
 
-def _labels(labels: list[Any], names: Any) -> Any:
+def _labels(labels: Any, names: Any) -> Any:
     return kdp.from_dataset(list(range(len(labels))), "x", labels=labels, class_names=names)
 
 
-def _targets(labels: list[Any], names: Any) -> Any:
+def _targets(labels: Any, names: Any) -> Any:
     return kdp.from_dataset(Targets(labels), class_names=names)
 
 
-def _table(labels: list[Any], names: Any) -> Any:
+def _table(labels: Any, names: Any) -> Any:
     plain = [
         label.name if isinstance(label, Bird) else getattr(label, "item", lambda label=label: label)()
         for label in labels
@@ -118,16 +119,20 @@ def _table(labels: list[Any], names: Any) -> Any:
     return kdp.from_table({"x": list(range(len(labels))), "label": plain}, label="label", class_names=names)
 
 
-def _items(labels: list[Any], names: Any) -> Any:
+def _items(labels: Any, names: Any) -> Any:
     return kdp.from_dataset(Items(labels), class_names=names)
 
 
-def _rows(labels: list[Any], names: Any) -> Any:
+def _rows(labels: Any, names: Any) -> Any:
     return Rows(labels, names)
 
 
-def _samples(labels: list[Any], names: Any) -> Any:
+def _samples(labels: Any, names: Any) -> Any:
     return SequenceWrapper(Items(labels)).to_samples(fields="x y", class_names=names)
+
+
+def _concat(labels: Any, names: Any) -> Any:
+    return kdp.concat(_items(labels, None), _ids([], names))
 
 
 ALL_AT_ONCE = [_ids, _series, _labels, _targets, _table]
@@ -154,7 +159,7 @@ def plans_of(pipe: Any, label: int | str) -> list[Any]:
 def test_sources_that_know_all_labels_number_them_alike(kind: str, source: Any) -> None:
     labels, numbers, names = KINDS[kind]
     if source is _table and kind == "members of an enum":
-        numbers, names = [2, 1, 0, 2], tuple(sorted(NAMES))  # Arrow has no enums
+        numbers, names = FEW_SORTED, SORTED  # Arrow has no enums
     pipe = source(labels, None)
     before = [sample["y"] for sample in pipe]
     assert pipe.class_names() == names
@@ -223,7 +228,7 @@ def _shards(folder: Path, labels: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("kind", NAMED)
-@names_of([*ALL_AT_ONCE, *ONE_BY_ONE])
+@names_of([*ALL_AT_ONCE, *ONE_BY_ONE, _concat])
 def test_class_names_number_labels_of_all_kinds_alike(kind: str, source: Any) -> None:
     if kind == "masked" and source in (_targets, _table):
         source = _items  # NumPy finds no shape of such a list of targets, nor Arrow a type
@@ -262,7 +267,7 @@ def test_a_label_without_a_name_is_an_error_everywhere(label: Any, tmp_path: Pat
             known(labels, NAMES)
     url = _shards(tmp_path, labels)
     for pipe in (
-        *(source(labels, NAMES) for source in ONE_BY_ONE),
+        *(source(labels, NAMES) for source in (*ONE_BY_ONE, _concat)),
         _targets(labels, NAMES),
         kdp.open_shards(url, class_names=NAMES).rename_fields(y="cls"),
         kdp.stream_shards(url, class_names=NAMES).rename_fields(y="cls"),
@@ -270,6 +275,39 @@ def test_a_label_without_a_name_is_an_error_everywhere(label: Any, tmp_path: Pat
     ):
         with pytest.raises(kdp.DataError, match=r"Sample .*1' has class"):
             [sample["y"] for sample in pipe]
+    with pytest.raises(kdp.DataError):  # not only ValueError: it names the sample
+        kdp.class_counts(_concat(labels, NAMES))
+
+
+def test_a_mix_numbers_labels_by_the_names_of_one_source() -> None:
+    texts, numbers = ["stork", "heron"], [1, 0]
+    for one, other in (
+        (_items(texts, None), _ids(numbers, NAMES)),
+        (_stream(numbers, NAMES).shuffle(), _items(texts, None)),
+        (_stream(texts, None), _ids(numbers, NAMES)),
+    ):
+        mixed = one.mix(other)
+        assert (mixed.class_names(), {sample["y"] for sample in mixed}) == (NAMES, {0, 1})
+    changing = _ids(numbers, NAMES).mix(_items([None, "stork", "swan"], None), weights=lambda _: [1, 1], num_samples=4)
+    assert changing.column("y").tolist() == [sample["y"] for sample in changing]
+    with pytest.raises(kdp.DataError):
+        [sample["y"] for sample in _stream(["swan"], None).mix(_ids(numbers, NAMES))]
+
+
+def test_a_join_has_the_names_of_the_labels_it_adds(tmp_path: Path) -> None:
+    url = _shards(tmp_path, ["stork", "heron"])
+    for names, expected in ((NAMES, [0, -1, 1]), (None, ["heron", None, "stork"])):
+        other = kdp.open_shards(url, class_names=names).rename_fields(y="cls")
+        joined = kdp.from_ids(["001", "9", "000"], load=str, class_names=["a"]).join(other, how="left")
+        assert (joined.class_names(), joined.column("y").tolist()) == (names, expected)
+        assert [sample["y"] for sample in joined] == expected
+
+
+def test_classes_that_map_classes_keeps_need_names() -> None:
+    for pipe in (_items([0, None, 1, 3], None), _stream([0, -2], None)):
+        mapped = pipe.map_classes({0: "stork"}, class_names=NAMES, unmapped="keep")
+        with pytest.raises(ValueError, match="must include"):
+            list(mapped)
 
 
 def test_folders_are_names_even_if_they_are_numbers(tmp_path: Path) -> None:
@@ -339,7 +377,7 @@ MISSING_TEXTS = [None, "", b"", float("nan"), pd.NA, pd.NaT, -1]
 each_missing = pytest.mark.parametrize("missing", MISSING_TEXTS, ids=str)
 
 
-def _stream(labels: list[Any], names: Any) -> Any:
+def _stream(labels: Any, names: Any) -> Any:
     return IterableWrapper(list(Items(labels))).to_samples(fields="x y", class_names=names)
 
 
@@ -401,10 +439,6 @@ def test_integers_of_any_size_are_classes(source: Any) -> None:
     assert kdp.class_counts(pipe) == {-1: 1, 1: 1, 2**70: 2}
     assert pipe.oversample(mode="exact").column("x").tolist() == [1, 1, 0, 3]
     assert pipe.filter_classes(valid=[2**70]).column("x").tolist() == [0, 3]
-
-
-def test_a_missing_number_among_other_floats_is_nan() -> None:
-    assert np.isnan(_ids([0.5, None, 1.0], None).column("y")[1])
 
 
 SIZES = ["small", "large", None, "small"]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdpipes.core.column import as_column
 from kdpipes.core.errors import DataError, FieldError
-from kdpipes.core.map_pipe import as_column
 from kdpipes.core.shared import PackedStrings
 from kdpipes.storage.decoding import MISSING, ColumnBuilder, check_columns, column_of, missing_in, values_of
 from kdpipes.storage.readers import Version
