@@ -286,6 +286,10 @@ class ByValue(Grouped):
         >>> images = kdp.from_dataset(["wide", "tall", "wide", "tall", "wide"], "shape")
         >>> list(images.select("shape").deal(batch_size=2, batching=kdp.by_value("shape", {"wide": 3})))
         [[('tall',), ('tall',)], [('wide',), ('wide',), ('wide',)]]
+        >>> sizes = kdp.from_dataset([(3, 4), (4, 3), (9, 8), (1, 2)], "w h")
+        >>> wide = kdp.by_value("w h", {True: 1}, of=lambda w, h: w > h)
+        >>> list(sizes.select("w h").deal(batch_size=2, batching=wide))
+        [[(3, 4), (1, 2)], [(4, 3)], [(9, 8)]]
     """
 
     call = "kdp.by_value"

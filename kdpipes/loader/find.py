@@ -1,16 +1,20 @@
-"""`find`: say which samples any batch of a run had, and which batches had a sample; make a batch again."""
+"""`find`: say which samples a batch of a run had, which batches had a sample, and which samples raised the loss."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import ArrayLike, NDArray
 
 from kdpipes.core.chain import Chain
 from kdpipes.core.errors import ChainError, check_count, check_type, is_sequence, must_be
@@ -23,6 +27,7 @@ from kdpipes.loader.loader import Loader
 from kdpipes.loader.services import ThreadReadingService
 
 _AT_ONCE = 1 << 16  # samples whose keys are compared together
+_WINDOW = 101  # steps, around each step, whose median loss is the usual loss
 
 
 class FoundSample(NamedTuple):
@@ -48,6 +53,26 @@ class FoundSample(NamedTuple):
     key: str
     label: Any
     is_padding: bool
+
+
+class Suspect(NamedTuple):
+    """A sample whose steps had high losses.
+
+    Args:
+        key: The key of the sample.
+        label: The value of field `y`; None if there is no such field.
+        position: The position of the sample in its source.
+        num_steps: The number of steps with the sample whose loss is known.
+        share: The geometric mean, over these steps, of the share of steps in the epoch with at least as high a loss.
+        chance: The number of samples expected to have as high losses by chance. Suspect are those far below 1.
+    """
+
+    key: str
+    label: Any
+    position: int
+    num_steps: int
+    share: float
+    chance: float
 
 
 @dataclass(repr=False)
@@ -84,10 +109,72 @@ class Found:
         dealer, known = _dealer_of(Chain.of(self.chain).copy_pipes()), _Known()
         samples: list[FoundSample] = []
         for epoch in self.epochs:
-            is_planned = isinstance(dealer.source, MapPipe)
-            of_epoch = self._planned(dealer, epoch, known) if is_planned else self._read(dealer, epoch)
-            samples += sorted(of_epoch, key=lambda sample: sample[:4])
+            samples += sorted(self._of_epoch(dealer, epoch, known), key=lambda sample: sample[:4])
         return samples
+
+    def blame(self, losses: ArrayLike | str | os.PathLike[str], num_samples: int = 20) -> list[Suspect]:
+        """Return the samples whose steps had high losses more often than chance allows, the most suspect ones first.
+
+        The loss of each step is compared with the median of 101 steps around it, and ranked among the steps of its
+        epoch. If losses did not depend on the samples, these ranks would be uniform, and the negative logarithms of
+        their shares would add up to a gamma distribution (Fisher's method). Several epochs are needed: in one epoch,
+        all samples of a batch are equally suspect.
+
+        Args:
+            losses: The loss of each step since the start of the run, `[num_steps]`, NaN if unknown; or the path of a
+                CSV file with the columns `step` and `loss`.
+            num_samples: The maximum number of samples to return.
+
+        Raises:
+            ValueError: `find` was asked for a batch or a key; or the file has no such columns.
+            TypeError: The epochs of a stream have no known number of batches.
+
+        Example:
+            >>> chain = kdp.from_dataset(range(1000), "x").deal(batch_size=10, shuffle=True)
+            >>> epochs = [list(chain) for _ in range(5)]
+            >>> losses = [max(sample["x"] == 7 for sample in batch) for epoch in epochs for batch in epoch]
+            >>> suspect = kdp.find(chain, epoch=range(5)).blame(losses)[0]
+            >>> suspect.key, suspect.num_steps, suspect.share, suspect.chance < 0.01
+            ('7', 5, 0.01, True)
+        """
+        if self._number is not None or self.key is not None:
+            raise ValueError("`blame` compares all batches of epochs: `kdp.find(chain, epoch=range(5)).blame(losses)`.")
+        dealer = _dealer_of(Chain.of(self.chain).copy_pipes())
+        length = len(dealer)
+        by_step = losses
+        if isinstance(losses, str | os.PathLike):
+            table = np.atleast_1d(np.genfromtxt(losses, delimiter=",", names=True))
+            if not {"step", "loss"} <= set(table.dtype.names or ()):
+                raise ValueError(f"{os.fspath(losses)!r} must be a CSV file with the columns `step` and `loss`.")
+            by_step = np.full(int(table["step"].max(initial=-1)) + 1, np.nan)
+            by_step[table["step"].astype(np.int64)] = table["loss"]
+        by_step = np.asarray(by_step, np.float64)
+        numbers: dict[str, int] = {}
+        sums, counts = np.zeros(0), np.zeros(0)
+        for epoch in self.epochs:
+            scores = _scores(by_step[epoch * length : (epoch + 1) * length])
+            samples = self._of_epoch(dealer, epoch, _Known())
+            places = (numbers.setdefault(sample.key, len(numbers)) * length + sample.batch for sample in samples)
+            indices, batches = np.divmod(np.unique(np.fromiter(places, np.int64)), length)
+            indices, batches = indices[batches < len(scores)], batches[batches < len(scores)]
+            is_known = ~np.isnan(scores[batches])
+            indices, batches = indices[is_known], batches[is_known]
+            missing = (0, len(numbers) - len(sums))
+            sums = np.pad(sums, missing) + np.bincount(indices, scores[batches], len(numbers))
+            counts = np.pad(counts, missing) + np.bincount(indices, minlength=len(numbers))
+        chances = torch.special.gammaincc(torch.from_numpy(counts), torch.from_numpy(sums)).numpy() * len(counts)
+        chances[counts == 0] = len(counts)
+        keys = list(numbers)
+        top = {keys[index]: index for index in np.argsort(chances, kind="stable")[:num_samples].tolist()}
+        suspects: dict[str, Suspect] = {}
+        for epoch in self.epochs:
+            for sample in self._of_epoch(dealer, epoch, _Known()) if len(suspects) < len(top) else ():
+                index = top.get(sample.key)
+                if index is not None:
+                    share = math.exp(-sums[index] / max(counts[index], 1))
+                    numbers_of = int(counts[index]), round(share, 6), float(chances[index])
+                    suspects[sample.key] = Suspect(sample.key, sample.label, sample.position, *numbers_of)
+        return [suspects[key] for key in top]
 
     @property
     def steps(self) -> list[tuple[int, int]]:
@@ -120,8 +207,11 @@ class Found:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
-    def _planned(self, dealer: Any, epoch: int, known: _Known) -> Iterator[FoundSample]:
-        """Yield the samples of an epoch of an indexed chain, whose plan is known. No field but `y` is read."""
+    def _of_epoch(self, dealer: Any, epoch: int, known: _Known) -> Iterator[FoundSample]:
+        """Yield the samples of an epoch. Of an indexed chain, whose plan is known, no field but `y` is read."""
+        if not isinstance(dealer.source, MapPipe):
+            yield from self._read(dealer, epoch)
+            return
         dealer.seed_epoch(epoch)
         for rank in range(self.num_ranks):
             plan = dealer.planned_epoch(epoch, Ranks(rank, self.num_ranks))
@@ -182,8 +272,9 @@ def find(
 
     Returns:
         An object with `samples`, a list of named tuples (epoch, batch, rank, ordinal, position, key, label,
-        is_padding); `steps`, the batches with one of them, as pairs (epoch, batch); and `load()`, which makes the batch
-        again, including augmentations. It prints as a table.
+        is_padding); `steps`, the batches with one of them, as pairs (epoch, batch); `load()`, which makes the batch
+        again, including augmentations; and `blame(losses)`, which says which samples raised the loss. It prints as a
+        table.
 
     Raises:
         ChainError: The chain has no `deal` whose batches are numbered.
@@ -205,8 +296,10 @@ def find(
     """
     if state is not None and (not isinstance(state, Mapping) or "batch" not in state):
         raise ValueError(must_be("state", "what `state_dict()` of a Loader returns", state))
-    if batch is None and step is None and key is None and state is None:
-        raise ValueError("`find` needs a batch or the key of a sample: pass `batch=`, `step=`, `state` or `key=`.")
+    if batch is None and step is None and key is None and state is None and epoch is None:
+        raise ValueError(
+            "`find` needs a batch, epochs or the key of a sample: pass `batch=`, `step=`, `state`, `epoch=` or `key=`."
+        )
     if step is not None and (batch, epoch) != (None, None):
         raise ValueError("`step` counts batches from the start of the run: pass neither `batch` nor `epoch`.")
     check_type("key", key, str | None, "the key of a sample, a text")
@@ -223,6 +316,20 @@ def find(
     epochs = [check_count("epoch", number, minimum=0) for number in numbers]
     ranks = dealer.num_ranks_in(state or {}) if num_ranks is None else check_count("num_ranks", num_ranks)
     return Found(source_datapipe, state, epochs, batch, key, ranks)
+
+
+def _scores(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the negative logarithm of the share of steps whose loss exceeds the usual loss at least as much."""
+    scores = np.full(len(losses), np.nan)
+    known = np.flatnonzero(~np.isnan(losses))
+    if len(known):
+        values = losses[known]
+        windows = sliding_window_view(np.pad(values, _WINDOW // 2, mode="edge"), _WINDOW)
+        parts = np.array_split(windows, len(known) // _AT_ONCE + 1)  # because `median` copies them
+        excess = values - np.concatenate([np.median(part, axis=1) for part in parts])
+        ranks = np.searchsorted(np.sort(excess), excess)  # ties have the same share
+        scores[known] = -np.log1p(-ranks / len(known))
+    return scores
 
 
 def _dealer_of(chain: Any) -> Any:
@@ -269,27 +376,18 @@ def _load(chain: Any, state: Mapping[str, Any], batch: int | None, epoch: int) -
         here.pop("cursors", None)  # a stream is read from its start
     service = ThreadReadingService(state["num_workers"]) if state.get("num_workers") else None
     with Loader(chain, reading_service=service) as loader:
-        if batch is not None and number >= _length_of(loader):
+        length = math.inf
+        with suppress(TypeError):  # a stream's end is not known
+            length = len(loader)
+        if batch is not None and number >= length:
             raise _absent(epoch, number)
         loader.load_state_dict(here)
         # After the last batch of a stream, the next batch is the first one of the next epoch.
         content = next((item for _ in range(2 if batch is None else 1) for item in loader), None)
         reached = loader.state_dict()
-    if content is None or (batch is not None and not _is_behind(reached, epoch, number, _length_of(loader))):
+    # Whether the loader has just given that batch: others may have been left out.
+    last = reached["batch"] if "offset" in reached else reached["batch"] - 1
+    is_behind = (reached["epoch"], last) == ((epoch + 1, -1) if number == length - 1 else (epoch, number))
+    if content is None or (batch is not None and not is_behind):
         raise _absent(epoch, number)
     return content
-
-
-def _is_behind(state: Mapping[str, Any], epoch: int, number: int, length: float) -> bool:
-    """Return whether a loader in that state has just given that batch: others may have been left out."""
-    if number == length - 1:
-        return (state["epoch"], state["batch"]) == (epoch + 1, 0)
-    batch = state["batch"] if "offset" in state else state["batch"] - 1
-    return state["epoch"] == epoch and batch == number and number < length
-
-
-def _length_of(loader: Loader) -> float:
-    try:
-        return len(loader)
-    except TypeError:  # a stream's end is not known
-        return math.inf

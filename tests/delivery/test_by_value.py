@@ -101,6 +101,11 @@ def test_numbers_and_tuples_are_values_too() -> None:
         (lambda: chain(SHAPES), ValueError, "batch_size"),
         (lambda: chain(SHAPES, batch_size=2, num_batches=3), ValueError, "`num_batches` cannot be used with"),
         (lambda: chain(SHAPES, batch_size=2, batching=kdp.by_value("size")), kdp.FieldError, "size"),
+        (
+            lambda: list(chain(SHAPES, batch_size=2, batching=kdp.by_value("shape x", of=lambda shape, x: x[:2]))),
+            TypeError,
+            "`of` must be a function that returns one value for each sample",
+        ),
         (lambda: list(chain([["a"], 3], batch_size=2)), kdp.DataError, "'shape' must hold numbers or text"),
         (
             lambda: list(of_rank(chain(SHAPES, global_batch_size=2), 2, 0)),
@@ -112,13 +117,3 @@ def test_numbers_and_tuples_are_values_too() -> None:
 def test_what_it_rejects(make: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         make()
-
-
-def test_a_function_of_several_columns_gives_the_values() -> None:
-    sizes = kdp.from_dataset([(3, 4), (4, 3), (9, 8), (1, 2)], "w h")
-    wide = kdp.by_value("w h", {True: 1}, of=lambda w, h: w > h)
-    assert list(sizes.select("w h").deal(batch_size=2, batching=wide)) == [[(3, 4), (1, 2)], [(4, 3)], [(9, 8)]]
-    for of in (lambda w, h: 3, lambda w, h: w[:2], 3):
-        with pytest.raises(TypeError) as error:
-            list(sizes.deal(batch_size=2, batching=kdp.by_value("w h", of=of)))
-        assert "`of` must be a" in str(error.value)

@@ -17,7 +17,7 @@ import kdpipes as kdp
 from kdpipes.core.errors import ChainError
 from kdpipes.demo import write_photo_folder
 from tests.resuming import travelled
-from tests.work.replaying import told
+from tests.work.replaying import plus_random, told
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 
@@ -32,10 +32,6 @@ class Shift:
 
     def apply(self, value: Any, params: dict[str, Any]) -> Any:
         return torch.tensor(params["by"]) + value
-
-
-def plus_random(x: Any) -> Any:
-    return x + random.random()
 
 
 def augmented(source: Any) -> Any:
@@ -310,7 +306,7 @@ def test_steps_count_from_the_start_of_the_run() -> None:
     assert kdp.find(chain, step=len(chain) + 1).samples == kdp.find(chain, epoch=1, batch=1).samples
     with pytest.raises(ValueError, match="pass neither"):
         kdp.find(chain, step=1, epoch=0)
-    with pytest.raises(ValueError, match="needs a batch or the key"):
+    with pytest.raises(ValueError, match="needs a batch, epochs or the key"):
         kdp.find(chain)
     with pytest.raises(ChainError, match=r"needs a chain with `\.deal"):
         kdp.find(birds(), batch=0)
@@ -333,3 +329,11 @@ def test_find_opens_no_image(tmp_path: Path) -> None:
         path.write_bytes(b"no image")
     (sample, *_) = kdp.find(chain, epoch=2, batch=1)
     assert (expected[sample.position], sample.label) == (sample.key, int(photos.column("y")[sample.position]))
+
+
+def test_blame_reads_streams() -> None:
+    stream = IterableWrapper(range(600)).to_samples(fields="x", key=str).shuffle(buffer_size=300)
+    chain = stream.select("x").deal(batch_size=6, num_batches=100)
+    losses = [(77,) in batch for _ in range(8) for batch in chain]
+    suspects = kdp.find(chain, epoch=range(8)).blame(losses, 3)
+    assert [suspect.chance < 0.01 for suspect in suspects] == [suspect.key == "77" for suspect in suspects]

@@ -53,3 +53,10 @@ def storage(origin: str) -> Iterator[FaultyFileSystem]:
 def place(tmp_path: Path) -> Path:
     """Where whole shards are kept."""
     return tmp_path / "kept"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A local cache of its own."""
+    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"

@@ -22,12 +22,7 @@ from kdpipes.storage.readers import Version, stat_in
 from kdpipes.storage.shard_index import ShardIndex
 from tests.faulty_storage import Fault, faulty_storage
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A local cache of its own."""
-    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

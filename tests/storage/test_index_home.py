@@ -26,6 +26,8 @@ from tests.faulty_storage import faulty_storage
 from tests.processes import exit_status, fork, in_child
 from tests.proxy import Proxy, counted_s3
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 NUM_SHARDS = 40
 
 
@@ -37,13 +39,6 @@ def tar(shard: int, *, label: int | None = None) -> bytes:
             row = {"jpg": bytes([shard, index] * 50), "cls": (shard + index) % 5 if label is None else label}
             writer.write({"__key__": f"{index:02}", **row})
     return file.getvalue()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty local cache."""
-    monkeypatch.setenv("KDPIPES_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
