@@ -69,7 +69,9 @@ VIEWS: dict[str, Callable[[Path], Any]] = {
     "a folder": lambda folder: kdp.image_folder(hostile_folder(folder)),
     "a stream": lambda folder: kdp.stream_shards(hostile_tar(folder)).select("txt").deal(batch_size=1),
     "classes": lambda folder: kdp.plot_classes(samples()),
-    "a doctor's report": lambda folder: kdp.doctor(samples().transform("x", fails).deal(batch_size=2), measure=False),
+    "a doctor's report": lambda folder: kdp.doctor(
+        samples().transform("x", fails).select("x").deal(batch_size=2), measure=False
+    ),
     "a profile": lambda folder: kdp.profile(samples().select("y").deal(batch_size=2), seconds=0.01),
     "a loader": lambda folder: kdp.Loader(kdp.open_shards(hostile_tar(folder)).select("txt").deal(batch_size=1)),
 }
@@ -99,6 +101,7 @@ ERRORS: dict[str, Callable[[Path], Any]] = {
     "a stream": lambda folder: list(kdp.stream_shards(str(folder / f"none{EVIL}.tar"))),
     "a table": lambda folder: kdp.from_table(str(folder / f"none{EVIL}.csv"))[0],
     "a pipe": lambda folder: getattr(samples(), EVIL),
+    "classes": lambda folder: samples().filter_classes(valid=["nope"]).column("y"),
 }
 
 

@@ -71,7 +71,7 @@ def must_be(param: str, rule: str, value: object, hint: str = "") -> str:
         shown = f"a {type(value).__name__} that is nested too deeply to show"
     if len(shown) > 120:
         shown = shown[:117] + "..."
-    return f"`{param}` must be {rule}, but is {shown} instead." + (f" {hint}" if hint else "")
+    return safe_text(f"`{param}` must be {rule}, but is {shown} instead." + (f" {hint}" if hint else ""))
 
 
 def check_count(param: str, value: Any, *, minimum: int = 1) -> int:

@@ -16,6 +16,7 @@ import torch
 from kdpipes.core.chain import Chain, Node
 from kdpipes.core.errors import check_count
 from kdpipes.core.map_pipe import MapPipe, redrawing_name
+from kdpipes.core.secrets import safe_text
 from kdpipes.core.torch_pipes import MapDataPipe
 from kdpipes.delivery.skipping import unrecorded
 from kdpipes.loader.autotune import available_cores
@@ -174,7 +175,9 @@ def _examined(chain: Chain, facts: Facts) -> tuple[Finding, ...]:
         findings.append(_undealt(chain, own))
     once: dict[tuple[str, str], Finding] = {}
     for finding in findings:
-        once.setdefault((finding.code, finding.pipe), finding)
+        what, why, fix = map(safe_text, finding[-3:])
+        clean = finding._replace(pipe=safe_text(finding.pipe), what=what, why=why, fix=fix)
+        once.setdefault((finding.code, finding.pipe), clean)
     return tuple(sorted(once.values(), key=lambda finding: _SEVERITIES.index(finding.severity)))
 
 
