@@ -101,6 +101,7 @@ def test_the_extras_are_all_named() -> None:
 
 
 def test_it_is_short_enough_to_read() -> None:
-    assert len(README.splitlines()) < 150, "Shorten other parts of README.md."
+    lines = [line for line in README.splitlines() if not line.startswith("| [`")]  # a pipe a line
+    assert len(lines) < 118, "Shorten README.md."
     text = re.sub(r"```text\n.*?```", "", README, flags=re.DOTALL)
     assert max(map(len, text.splitlines())) <= 100
