@@ -97,7 +97,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "folds": (lambda: kdp.folds, AttributeError, r"`kdp\.split\(chain, folds=5\)`"),
     "Scikit-learn's folds": (lambda: kdp.StratifiedKFold, AttributeError, r"`kdp\.split\(chain, folds=5\)`"),
     "torchvision's classes": (lambda: source().classes, AttributeError, r"`chain\.class_names\(\)`"),
-    "a sample as arguments": (lambda: max(*source()[0]), TypeError, r"`\.select\('x y'\)` returns tuples"),
     "height, width": (lambda: kdp.Resize(224, 224), TypeError, r"The call is `Resize\(size, \*"),  # type: ignore[call-arg]
     "a batch by position": (lambda: kdp.Loader(dealt())[0], TypeError, r"`next\(iter\(loader\)\)`"),
     "the length of a stream": (

@@ -20,7 +20,7 @@ from kdpipes.core.randomness import SampleKey, borrowed_generator, current_key, 
 from kdpipes.core.secrets import printable
 from kdpipes.core.tracebacks import shorten
 
-_UNPACKING = [dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX", "CALL_FUNCTION_EX")]
+_UNPACKING = [dis.opmap[name] for name in ("UNPACK_SEQUENCE", "UNPACK_EX")]
 _DRAW, _EARLY = "draw", "early_draws"  # reserved entries of the ctx
 
 
@@ -434,7 +434,8 @@ class Sample(MutableMapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         frame = inspect.currentframe()
         caller = None if frame is None else frame.f_back
-        # `x, y = sample` would assign the names of fields, and `f(*sample)` pass them.
+        # `x, y = sample` would assign the names of fields. `f(*sample)` passes them, too, but cannot be told from
+        # `function(*args)` if the function is `tuple` and the sample its argument.
         if caller is not None and caller.f_code.co_code[caller.f_lasti] in _UNPACKING:
             names = " ".join(self._fields)
             raise TypeError(f"A sample is a mapping and cannot be unpacked. `.select({names!r})` returns tuples.")

@@ -17,7 +17,8 @@ import pytest
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import kdpipes as kdp
-from tests.delivery.states import chain, epochs_of, of_rank, travelled
+from tests.delivery.states import chain, epochs_of, of_rank
+from tests.resuming import travelled
 
 pytestmark = pytest.mark.filterwarnings("ignore:(Lambda|Local) function is not supported:UserWarning")
 

@@ -249,6 +249,7 @@ def nothing(item: Any) -> None:
 
 
 @pytest.mark.filterwarnings(STOCK)
+@pytest.mark.filterwarnings("ignore:The chain yields None")
 def test_functions_that_return_none_are_found() -> None:
     batches = numbers().select("x").deal(batch_size=4)
     (finding,) = findings(batches.map(nothing))
