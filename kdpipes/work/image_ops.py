@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -54,10 +54,12 @@ def borrows_rng(draw: Any) -> bool:
 class Drawn:
     """The base class of random transforms. A call draws parameters and applies them."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if args:  # copies are made without arguments
-            argument_check(cls.__name__, cls.__init__)(None, args, kwargs)
-        return super().__new__(cls)
+    if not TYPE_CHECKING:  # with it, pyright would not check the arguments of constructors
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if args:  # copies are made without arguments
+                argument_check(cls.__name__, cls.__init__)(None, args, kwargs)
+            return super().__new__(cls)
 
     def draw(self, value: Any, rng: np.random.Generator) -> dict[str, Any]:
         raise TypeError(f"{type(self).__name__} must implement `draw`.")
