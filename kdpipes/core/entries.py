@@ -31,7 +31,7 @@ def entry_of(value: Any, path: str, name: str) -> Any:
     >>> entry_of({"size": {"width": 3}}, "size.width", "json.size.width"), entry_of({"m.w": 4}, "m.w", "json.m.w")
     (3, 4)
     """
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | bytearray | memoryview):
         value = call_slot("image_header", value, name)
     if not isinstance(value, dict):
         key = path.partition(".")[0]

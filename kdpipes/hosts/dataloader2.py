@@ -66,7 +66,7 @@ class ForeignService(ReadingService):
         service: The other reading service.
 
     Raises:
-        TypeError: It contains one of kdpipes' services, or is none.
+        TypeError: It contains one of kdpipes' services, or is not a reading service.
     """
 
     has_workers = False

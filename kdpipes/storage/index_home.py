@@ -363,7 +363,7 @@ def notes_beside(place: NotesPlace) -> SavedNotes | None:
     try:
         return SavedNotes.from_bytes(content, place.url) if content else None
     except DataError as error:
-        _log.warning("%s The shards are taken for those of nobody.", error)
+        _log.warning("%s The notes are ignored.", error)
         return None
 
 

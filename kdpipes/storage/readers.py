@@ -287,6 +287,6 @@ def read_span(path: str, offset: int, size: int, version: Version | None = None)
     if version is not None and file.version != version and len(content) == size:
         raise DataError(
             f"Shard {path!r} has been replaced, or written to, since it was opened: it had {version.size} bytes, and "
-            f"has {file.version.size} of another date. Open it again, `kdp.open_shards(...)`: it is then indexed anew."
+            f"now has {file.version.size} and another date. Open it again, `kdp.open_shards(...)`, to index it again."
         )
     return content

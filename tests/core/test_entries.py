@@ -41,7 +41,7 @@ def test_an_entry_is_found_whatever_its_keys_are(path: str, value: Any) -> None:
         (NESTED, "e.f", "there is no entry 'f'; the dictionary is empty"),
         ({}, "w", "there is no entry 'w'; the dictionary is empty"),
         (NESTED, "m.w.x", "looks up 'x' in a dictionary, but found int"),
-        (b"no image", "width", "needs the bytes of an image file"),
+        (bytearray(b"no image"), "width", "needs the bytes of an image file"),
     ],
 )
 def test_a_missing_entry_is_an_error_with_those_that_exist(value: Any, path: str, words: str) -> None:
